@@ -45,7 +45,7 @@ class Progress:
         if percent is not None:
             percent = round(min(100.0, max(0.0, float(percent))), 1)
         line = json.dumps({"stage": stage, "percent": percent, "message": message, "updated": now}, sort_keys=True)
-        staging = "{0}.{1}".format(self._path, os.getpid())
+        staging = f"{self._path}.{os.getpid()}"
         try:
             with open(staging, "w") as stream:
                 stream.write(line + "\n")
@@ -53,9 +53,10 @@ class Progress:
         except OSError:
             self._path = None
 
-    def count(self, stage, done, total, unit="bytes"):
-        """Publish a counted step: ``done`` of ``total`` units; bytes are shown as MiB, an unknown total is 0 or None."""
-        percent = 100.0 * done / total if total else None
-        if unit == "bytes":
-            done, total, unit = round(done / 1048576.0, 1), total and round(total / 1048576.0, 1), "MiB"
-        self.update(stage, percent, "{0} of {1} {2}".format(done, total, unit) if total else "{0} {1}".format(done, unit))
+    def count_bytes(self, stage, done, total=None):
+        """Publish ``done`` of ``total`` bytes; a total of None or 0 means the end is not known."""
+        mebibytes = f"{done / 1048576:.1f}"
+        if total:
+            self.update(stage, 100.0 * done / total, f"{mebibytes} of {total / 1048576:.1f} MiB")
+        else:
+            self.update(stage, None, f"{mebibytes} MiB")
