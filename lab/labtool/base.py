@@ -7,13 +7,25 @@ import re
 import shutil
 from pathlib import Path
 
-from .common import Lab, LabError, locked, mounts_below, run
+from .common import Lab, LabError, locked, mounts_below, run, unmount_below
 
 SUITE = "bookworm"
-PACKAGES = (
-    "ca-certificates dbus iproute2 iputils-ping kmod less nftables openssh-server procps python3 python3-apt sudo"
-    " systemd systemd-sysv"
-).split()
+PACKAGES = [
+    "ca-certificates",
+    "dbus",
+    "iproute2",
+    "iputils-ping",
+    "kmod",
+    "less",
+    "nftables",
+    "openssh-server",
+    "procps",
+    "python3",
+    "python3-apt",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+]
 
 # A host without --registry has no package index at all, so apt is left without sources.
 # systemd-binfmt clears the machine-wide table when it stops; ssh host keys belong to one host, not to a tree.
@@ -33,7 +45,7 @@ DROPPED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 def recipe_digest() -> str:
     """Twelve hex digits that change whenever the tree's recipe does."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return hashlib.sha256("\n".join([SUITE, *PACKAGES, *DROPPED, CUSTOMIZE]).encode()).hexdigest()[:12]
 
 
 def base_tree(lab: Lab) -> Path:
@@ -75,7 +87,8 @@ def ensure(lab: Lab) -> Path:
             staged.replace(tree)
         finally:
             if staged.exists():
-                unmounted_remove(staged)
+                unmount_below(staged)  # never remove through the tree's /proc or /dev
+                shutil.rmtree(staged)
     return tree
 
 
@@ -86,11 +99,3 @@ def purge(lab: Lab) -> None:
             raise LabError(f"Base trees are in use by {', '.join(used)}. Run `lab down --all` for those labs first.")
         shutil.rmtree(lab.store / "base", ignore_errors=True)
         (lab.store / "base.lock").unlink()
-
-
-def unmounted_remove(folder: Path) -> None:
-    """Remove a half-built tree, but never through something still mounted in it (its /proc, /dev)."""
-    from .common import unmount_below
-
-    unmount_below(folder)
-    shutil.rmtree(folder)

@@ -1,248 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands."""
+"""Command line of the lab tool."""
 
 import argparse
-import json
 import os
-import shlex
-import shutil
 import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from . import base, cgroup, interpreters, network, registry, render
-from .common import EXIT_USAGE, NAME, Lab, LabError, locked, missing_tools, run, unmount_below, write_atomically
-from .machine import Machine, load, wait_until
-
-TOOLS = (
-    ("mmdebstrap", "mmdebstrap"),
-    ("systemd-nspawn", "systemd-container"),
-    ("ip", "iproute2"),
-    ("nft", "nftables"),
-    ("ssh", "openssh-client"),
-    ("ssh-keygen", "openssh-client"),
-    ("nsenter", "util-linux"),
-    ("mount", "mount"),
-)
-CONSOLE_TAIL = 30
-
-
-def write_files(lab: Lab, machines: Sequence[Machine]) -> None:
-    """Bring inventory, ssh files and every host's /etc/hosts in line with the hosts there are."""
-    hosts = [m.host for m in machines]
-    keys = {m.host.name: (m.folder / "host_key.pub").read_text() for m in machines}
-    write_atomically(lab.inventory, render.inventory(hosts, str(lab.ssh_config)))
-    write_atomically(lab.ssh_config, render.ssh_config(hosts, str(lab.state)))
-    write_atomically(lab.state / "known_hosts", render.known_hosts(hosts, keys))
-    for machine in machines:
-        machine.write_hosts_file(hosts)
-
-
-def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) -> Machine:
-    """Make a new host's disk and record; nothing is left of it when that fails."""
-    octet = network.next_octet(octets)
-    version = options.python.get(name, "")
-    python = interpreters.find(version) if version else None
-    host = render.Host(name, octet, lab.address(octet), str(base.base_tree(lab)), version, options.registry)
-    machine = Machine(lab, host)
-    machine.mount()
-    try:
-        machine.furnish()
-        if python:
-            interpreters.install(python, machine.root)
-            host.binds.extend([str(outside), inside] for outside, inside in interpreters.binds(python))
-        if options.registry:
-            host.binds.extend(registry.install(machine.root))
-        write_atomically(machine.folder / "host.json", json.dumps(host.as_dict(), indent=1) + "\n")
-    except BaseException:
-        machine.discard()
-        raise
-    if options.open:
-        machine.open()
-    return machine
-
-
-def up(lab: Lab, options: argparse.Namespace) -> None:
-    """Boot the named hosts; those already up are left alone, those switched off keep their disk."""
-    started = time.monotonic()
-    for name in options.names:
-        if not NAME.match(name):
-            raise LabError(f"Host name is '{name}'. Use small letters, digits and inner hyphens.", EXIT_USAGE)
-    if stray := set(options.python) - set(options.names):
-        raise LabError(f"--python names {sorted(stray)}, which this call does not bring up.", EXIT_USAGE)
-    if missing := missing_tools(TOOLS):
-        raise LabError(f"Missing Debian packages: {' '.join(missing)}. Run `lab/lab deps`.")
-    for version in set(options.python.values()):
-        interpreters.find(version)  # before anything is made
-    network.refuse_foreign(lab)
-    base.ensure(lab)
-    known = {m.host.name: m for m in load(lab)}
-    created: list[Machine] = []
-    booting: list[Machine] = []
-    try:
-        lab.state.mkdir(parents=True, exist_ok=True)
-        if not (lab.state / "id.pub").exists():
-            (lab.state / "id").unlink(missing_ok=True)
-            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", lab.tag, "-f", lab.state / "id")
-        network.create_bridge(lab)
-        for name in dict.fromkeys(options.names):
-            if name not in known:
-                created.append(create(lab, name, options, [m.host.octet for m in known.values()]))
-                known[name] = created[-1]
-            known[name].mount()
-        write_files(lab, load(lab))
-        if out := [m.host.address for m in known.values() if m.host.registry]:
-            network.open_way_out(lab, out)
-        for name in dict.fromkeys(options.names):
-            if not known[name].running():
-                booting.append(known[name])
-                known[name].start()
-        wait_all(lab, [known[n] for n in dict.fromkeys(options.names)], options.timeout)
-    except BaseException:
-        for machine in booting:
-            show_console(machine)
-            machine.cut_power()
-        for machine in created:
-            machine.discard()
-        if load(lab):
-            write_files(lab, load(lab))
-        else:
-            remove_all(lab)
-        raise
-    print(f"{len(booting)} booted, {len(set(options.names)) - len(booting)} already up, "
-          f"in {time.monotonic() - started:.1f} s")  # fmt: skip
-
-
-def wait_all(lab: Lab, machines: Sequence[Machine], timeout: float, unlike: dict[str, int] | None = None) -> None:
-    """Wait, for all at once, until each has booted; say which units failed where not all is well."""
-    deadline = time.monotonic() + timeout
-    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        states = list(pool.map(lambda m: m.wait_ready(deadline, (unlike or {}).get(m.host.name)), machines))
-    for machine, state in zip(machines, states, strict=True):
-        if state == "degraded":
-            failed = run("ssh", "-F", lab.ssh_config, machine.host.name,
-                         "systemctl list-units --state=failed --plain --no-legend", check=False).stdout  # fmt: skip
-            print(f"{machine.host.name} is degraded:\n{failed}", end="")
-
-
-def show_console(machine: Machine) -> None:
-    lines = machine.console.read_text(errors="replace").splitlines() if machine.console.exists() else []
-    tail = "\n".join(f"  {line}" for line in lines[-CONSOLE_TAIL:])
-    print(f"console of {machine.host.name}, last {CONSOLE_TAIL} lines:\n{tail}", file=sys.stderr)
-
-
-def down(lab: Lab, options: argparse.Namespace) -> None:
-    """Switch hosts off in order and remove them with their disks; the last one takes the lab with it."""
-    network.refuse_foreign(lab)
-    machines = load(lab)
-    chosen = machines if options.all else pick(machines, options.names)
-    for machine in chosen:
-        machine.request_power_off()
-    for machine in chosen:
-        if not machine.wait_off(options.timeout):
-            machine.cut_power()
-        machine.discard()
-    if len(chosen) == len(machines):
-        remove_all(lab)
-    else:
-        write_files(lab, load(lab))
-
-
-def remove_all(lab: Lab) -> None:
-    """Remove every trace of the lab, also one a crashed call left without a record; safe to repeat."""
-    cgroup.cut_power(lab.tag)
-    for link in Path("/sys/class/net").glob(f"vb-{lab.machine(0)[:-1]}*"):
-        network.remove_link(link.name)
-    network.remove(lab)
-    unmount_below(lab.state)
-    # a namespace may end a moment after its last process
-    if not wait_until(lambda: not cgroup.folders(lab.tag) or try_remove_groups(lab), 10):
-        raise LabError(f"Cannot remove {', '.join(map(str, cgroup.folders(lab.tag)))}: still in use.")
-    if lab.state.exists():
-        shutil.rmtree(lab.state)
-    lock_file(lab).unlink(missing_ok=True)
-
-
-def try_remove_groups(lab: Lab) -> bool:
-    try:
-        cgroup.remove(lab.tag)
-    except OSError:
-        return False
-    return True
-
-
-def pick(machines: Sequence[Machine], names: Sequence[str]) -> list[Machine]:
-    """The named hosts; LabError naming the unknown ones."""
-    known = {m.host.name: m for m in machines}
-    if unknown := [n for n in names if n not in known]:
-        raise LabError(f"No host {', '.join(unknown)} in this lab. There are: {', '.join(known) or 'none'}.")
-    return [known[n] for n in names]
-
-
-def status(lab: Lab, _: argparse.Namespace) -> None:
-    for machine in load(lab):
-        host = machine.host
-        marks = [f"python{host.python}"] * bool(host.python) + ["registry"] * host.registry
-        print(f"{host.name:20} {host.address:15} {'on' if machine.running() else 'off':4}{' '.join(marks)}".rstrip())
-
-
-def reboot(lab: Lab, options: argparse.Namespace) -> None:
-    """Reboot in order and wait until the hosts are back."""
-    machines = pick(load(lab), options.names)
-    before = {m.host.name: m.leader() or 0 for m in machines}
-    for machine in machines:
-        machine.reboot()
-    wait_all(lab, machines, options.timeout, before)
-
-
-def kill(lab: Lab, options: argparse.Namespace) -> None:
-    """Cut the power; `up` starts the host again with its disk."""
-    for machine in pick(load(lab), options.names):
-        machine.cut_power()
-
-
-def open_hosts(lab: Lab, options: argparse.Namespace) -> None:
-    for machine in pick(load(lab), options.names):
-        machine.open()
-
-
-def execute(lab: Lab, options: argparse.Namespace) -> None:
-    """Run a command in a host by ssh; its exit status becomes ours."""
-    pick(load(lab), [options.name])
-    terminal = ["-t"] if sys.stdin.isatty() else []
-    os.execvp("ssh", ["ssh", *terminal, "-F", str(lab.ssh_config), options.name, "--", shlex.join(options.command)])
-
-
-def inventory(lab: Lab, _: argparse.Namespace) -> None:
-    print(render.inventory([m.host for m in load(lab)], str(lab.ssh_config)), end="")
-
-
-def console(lab: Lab, options: argparse.Namespace) -> None:
-    for machine in pick(load(lab), [options.name]):
-        print(machine.console.read_text(errors="replace"), end="")
-
-
-def deps(_: Lab, __: argparse.Namespace) -> None:
-    """Install the Debian packages the lab needs, those that are missing."""
-    if missing := missing_tools(TOOLS):
-        environment = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet"]
-        run(*environment, "update")
-        run(*environment, "install", "--yes", "--no-install-recommends", *missing)
-    print(f"installed: {' '.join(missing)}" if missing else "nothing missing")
-
-
-def purge(lab: Lab, _: argparse.Namespace) -> None:
-    base.purge(lab)
-
-
-def keep(lab: Lab, options: argparse.Namespace) -> None:
-    raise SystemExit(pick(load(lab), [options.name])[0].keep())
-
-
-def lock_file(lab: Lab) -> Path:
-    return lab.store / f"{lab.id}.lock"
+from . import commands as do
+from . import interpreters
+from .common import EXIT_FAILED, EXIT_USAGE, Lab, LabError, locked
 
 
 def parser() -> argparse.ArgumentParser:
@@ -251,8 +17,11 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name, function, help_text, *, locks=True, names=None, timeout=None):  # type: ignore[no-untyped-def]
-        command = commands.add_parser(name, help=help_text, description=help_text)
+    def add(
+        name: str, function: Callable[[Lab, argparse.Namespace], None], summary: str,
+        locks: bool = True, names: str = "", timeout: int = 0,
+    ) -> argparse.ArgumentParser:  # fmt: skip
+        command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(function=function, locks=locks)
         if names:
             command.add_argument("names", nargs=names, metavar="NAME")
@@ -260,27 +29,27 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--timeout", type=float, default=timeout, help="seconds (default %(default)s)")
         return command
 
-    command = add("up", up, "boot hosts and wait until they answer", names="+", timeout=120)
-    command.add_argument("--python", action="append", default=[], metavar="VERSION=NAME",
-                         help="give NAME this old Python and no other; exit status 3 when this machine has none")  # fmt: skip
-    command.add_argument("--registry", action="store_true",
-                         help="give new hosts this machine's package indexes and the way to them")  # fmt: skip
+    command = add("up", do.up, "boot hosts and wait until they answer", names="+", timeout=120)
+    text = "give new host NAME this old Python and no other; exit status 3 when this machine has none"
+    command.add_argument("--python", action="append", default=[], metavar="VERSION=NAME", help=text)
+    text = "give new hosts this machine's package indexes and the way to them"
+    command.add_argument("--registry", action="store_true", help=text)
     command.add_argument("--open", action="store_true", help="as `open`, from the first boot of new hosts")
-    command = add("down", down, "switch hosts off and remove them", names="*", timeout=30)
+    command = add("down", do.down, "switch hosts off and remove them with their disks", names="*", timeout=30)
     command.add_argument("--all", action="store_true", help="the whole lab, also what a crash left behind")
-    add("status", status, "list the hosts", locks=False)
-    add("reboot", reboot, "reboot hosts in order and wait", names="+", timeout=120)
-    add("kill", kill, "cut the power of hosts; `up` starts them again with their disks", names="+")
-    add("open", open_hosts, "make vm.* and kernel.* sysctls writable (they are the whole machine's!)", names="+")
-    command = add("exec", execute, "run a command in a host: exec NAME -- COMMAND …", locks=False)
+    add("status", do.status, "list the hosts", locks=False)
+    add("reboot", do.reboot, "reboot hosts in order and wait", names="+", timeout=120)
+    add("kill", do.kill, "cut the power of hosts; `up` starts them again with their disks", names="+")
+    add("open", do.open_hosts, "make vm.* and kernel.* sysctls writable (they are the whole machine's!)", names="+")
+    command = add("exec", do.execute, "run a command in a host: exec NAME -- COMMAND …", locks=False)
     command.add_argument("name")
     command.add_argument("command", nargs="+")
-    add("inventory", inventory, "print the Ansible inventory (also kept in the lab's folder)", locks=False)
-    add("console", console, "print a host's console", locks=False).add_argument("name")
-    add("deps", deps, "install missing Debian packages", locks=False)
-    add("purge", purge, "remove the base trees", locks=False)
+    add("inventory", do.inventory, "print the Ansible inventory (also kept in the lab's folder)", locks=False)
+    add("console", do.console, "print a host's console", locks=False).add_argument("name")
+    add("deps", do.deps, "install missing Debian packages", locks=False)
+    add("purge", do.purge, "remove the base trees", locks=False)
     hidden = commands.add_parser("_keep")  # without help it is not listed
-    hidden.set_defaults(function=keep, locks=False)
+    hidden.set_defaults(function=do.keep, locks=False)
     hidden.add_argument("name")
     return top
 
@@ -291,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(options, "python", None) is not None:
             options.python = interpreters.parse_requests(options.python)
-        if options.function is down and options.all == bool(options.names):
+        if options.function is do.down and options.all == bool(options.names):
             raise LabError("Name the hosts, or write --all.", EXIT_USAGE)
         if os.geteuid():
             raise LabError("The lab mounts and makes namespaces: run it as root.")
         lab = Lab.from_environment()
         if options.locks:
-            with locked(lock_file(lab)):
+            with locked(lab.lock):
                 options.function(lab, options)
         else:
             options.function(lab, options)
     except (LabError, TimeoutError) as error:
         print(f"lab: {error}", file=sys.stderr)
-        return getattr(error, "code", 1)
+        return getattr(error, "code", EXIT_FAILED)
     return 0

@@ -52,6 +52,10 @@ class Lab:
         return self.store / str(self.id)
 
     @property
+    def lock(self) -> Path:
+        return self.store / f"{self.id}.lock"
+
+    @property
     def hosts(self) -> Path:
         return self.state / "hosts"
 

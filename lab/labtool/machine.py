@@ -79,12 +79,16 @@ class Machine:
     def start(self) -> None:
         """Switch the host on, in the background."""
         self.clear_leftovers()
+        # entered before the first instruction: there is no moment in which `down` could overlook the keeper
+        groups = cgroup.create(self.lab.tag, self.host.name, "keeper")
         with self.console.open("ab") as log:
-            subprocess.Popen(
+            keeper = subprocess.Popen(
                 [sys.executable, str(Path(__file__).parents[1] / "lab"), "_keep", self.host.name],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
                 env=os.environ | {"LAB_ID": str(self.lab.id), "LAB_STORE": str(self.lab.store)},
+                preexec_fn=lambda: cgroup.enter(groups),
             )  # fmt: skip
+        write_atomically(self.folder / "pid", f"{keeper.pid}\n")
 
     def keep(self) -> int:
         """Run the host until it powers off, again after each reboot: the manager that nspawn expects around it."""
@@ -96,8 +100,6 @@ class Machine:
         ]  # fmt: skip
         # /tmp on the host's disk, as on a real Debian 12 server: nspawn's own is a small tmpfs
         environment = os.environ | {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
-        cgroup.enter(cgroup.create(self.lab.tag, self.host.name, "keeper"))
-        write_atomically(self.folder / "pid", f"{os.getpid()}\n")
         asked_to_stop = False
         nspawn: subprocess.Popen[bytes] | None = None
 
@@ -128,9 +130,8 @@ class Machine:
         Raises LabError when the host ends or the deadline (time.monotonic) passes.
         """
         seen = "no answer"
-        time.sleep(0.2)
         while time.monotonic() < deadline:
-            if not self.running() and self._keeper() is None:
+            if not self.running():
                 raise LabError(f"{self.host.name} went off while booting.")
             if self.leader() not in (None, unlike) and self._ssh_port_answers():
                 state = run("ssh", "-F", self.lab.ssh_config, "-o", "ConnectTimeout=5", self.host.name,

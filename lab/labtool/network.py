@@ -43,6 +43,11 @@ def create_bridge(lab: Lab) -> None:
         run("ip", "link", "set", lab.tag, "alias", lab.state)
     run("ip", "address", "replace", f"{lab.gateway}/{lab.network.prefixlen}", "dev", lab.tag)
     run("ip", "link", "set", lab.tag, "up")
+    if shutil.which("iptables") and run("iptables", "-S", "FORWARD", check=False).stdout.startswith("-P FORWARD DROP"):
+        # a container engine's default, which may reach bridged packets too; no accept elsewhere overrules it
+        for rule in _forward_rules(lab):
+            if run("iptables", "-C", *rule, check=False).returncode:
+                run("iptables", "-I", *rule)
 
 
 def open_way_out(lab: Lab, addresses: Iterable[str]) -> None:
@@ -62,10 +67,6 @@ def open_way_out(lab: Lab, addresses: Iterable[str]) -> None:
         f"  chain postrouting {{ type nat hook postrouting priority 100;"
         f"    ip saddr @out oifname != {lab.tag} masquerade; }}; }}",
     )  # fmt: skip
-    if shutil.which("iptables") and run("iptables", "-S", "FORWARD", check=False).stdout.startswith("-P FORWARD DROP"):
-        for rule in _forward_rules(lab):  # a container engine's default drop wins over any accept of ours elsewhere
-            if run("iptables", "-C", *rule, check=False).returncode:
-                run("iptables", "-I", *rule)
 
 
 def _forward_rules(lab: Lab) -> list[list[str]]:
