@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounted file systems and where given paths would lie on them."""
+
+import posixpath
+import re
+
+# File systems that hold no operator's data. Anything else (ext4, xfs, zfs, nfs, lustre, fuse.*, …) may.
+_PSEUDO = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "fuse.lxcfs",
+    "hugetlbfs",
+    "iso9660",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "ramfs",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "squashfs",
+    "sysfs",
+    "tmpfs",
+    "tracefs",
+]
+
+
+def parse_mountinfo(text):
+    """Return the mounts of a /proc/<pid>/mountinfo, later ones last: mount, device, fstype, number."""
+    mounts = []
+    for line in (text or "").splitlines():
+        before, dash, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if dash and len(left) >= 6 and len(right) >= 2:
+            mounts.append(
+                {"mount": _unescape(left[4]), "device": _unescape(right[1]), "fstype": right[0], "number": left[2]}
+            )
+    return mounts
+
+
+def is_disk(mount):
+    """Tell whether a mount holds an operator's data."""
+    # An overlay is a container's view of a disk that is already listed, unless it is our own root.
+    return mount["fstype"] not in _PSEUDO and (mount["fstype"] != "overlay" or mount["mount"] == "/")
+
+
+def gather_disks(host):
+    """Return the ``disks`` facts: one entry per file system, at the mount point nearest to the root."""
+    disks = {}
+    for mount in sorted(parse_mountinfo(host.read("/proc/self/mountinfo")), key=lambda entry: len(entry["mount"])):
+        if not is_disk(mount) or mount["number"] in disks:
+            continue
+        usage = host.usage(mount["mount"])
+        if usage is not None:
+            entry = {"mount": mount["mount"], "device": mount["device"], "fstype": mount["fstype"]}
+            disks[mount["number"]] = dict(entry, **usage)
+    return sorted(disks.values(), key=lambda entry: entry["mount"])
+
+
+def gather_paths(host, paths, warn):
+    """Return {path: {"mount", "available_bytes"}}: the file system a path lies on, or would once created."""
+    mounts = [entry["mount"] for entry in parse_mountinfo(host.read("/proc/self/mountinfo"))]
+    result = {}
+    for path in sorted(set(paths)):
+        real = host.real_path(path)
+        existing = real
+        while existing != "/" and not host.exists(existing):
+            existing = posixpath.dirname(existing)
+        around = [mount for mount in mounts if mount == "/" or (real + "/").startswith(mount + "/")]
+        usage = host.usage(existing)
+        if not around or usage is None:
+            warn("W_PATH", f"no file system found for {path}")
+            result[path] = {"mount": None, "available_bytes": None}
+            continue
+        result[path] = {"mount": max(around, key=len), "available_bytes": usage["available_bytes"]}
+    return result
+
+
+def _unescape(text):
+    """Undo the kernel's octal escapes (blank, tab, newline, backslash)."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to the machine a module runs on.
+
+Everything that describes hardware or a running unit reads through a :class:`Host`, so that a recorded machine
+(``tests/fixtures/hardware``) replays the same code without the device. A replacement offers the same methods.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+
+# Where vendor tools live although a non-interactive ssh session or sudo does not search there.
+TOOL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+# A tool that talks to a hung driver never returns; facts must.
+COMMAND_TIMEOUT_SECONDS = 60
+
+
+class Host:
+    """The live machine.
+
+    Args:
+        run_command: ``AnsibleModule.run_command`` or a function with the same arguments and result
+            ``(rc, stdout, stderr)``; None when no command may run.
+    """
+
+    def __init__(self, run_command=None):
+        self._run_command = run_command
+
+    def read(self, path):
+        """Return the text of a file, or None when it cannot be read."""
+        try:
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                return stream.read()
+        except (OSError, ValueError):
+            return None
+
+    def list_directory(self, path):
+        """Return the sorted names in a directory, or [] when it cannot be read."""
+        try:
+            return sorted(os.listdir(path))
+        except OSError:
+            return []
+
+    def read_link(self, path):
+        """Return where a symbolic link points, or None when it is none or cannot be read."""
+        try:
+            return os.readlink(path)
+        except OSError:
+            return None
+
+    def exists(self, path):
+        """Tell whether a path exists (a dangling link does not)."""
+        return os.path.exists(path)
+
+    def real_path(self, path):
+        """Return the path with every link resolved; parts that do not exist stay as they are."""
+        return os.path.realpath(path)
+
+    def usage(self, path):
+        """Return {"size_bytes", "available_bytes"} of the file system of a path, or None.
+
+        ``available_bytes`` is what an ordinary user may still write.
+        """
+        try:
+            numbers = os.statvfs(path)
+        except OSError:
+            return None
+        return {
+            "size_bytes": numbers.f_blocks * numbers.f_frsize,
+            "available_bytes": numbers.f_bavail * numbers.f_frsize,
+        }
+
+    def system(self):
+        """Return what the C library and the interpreter say: machine, kernel, page_size, glibc, python, euid."""
+        names = os.uname()
+        try:
+            glibc = os.confstr("CS_GNU_LIBC_VERSION")
+        except (OSError, ValueError):
+            glibc = None
+        return {
+            "machine": names.machine,
+            "kernel": names.release,
+            "page_size": os.sysconf("SC_PAGE_SIZE"),
+            "glibc": glibc.split()[-1] if glibc else None,
+            "python": ".".join(str(part) for part in sys.version_info[:3]),
+            "euid": os.geteuid(),
+        }
+
+    def run(self, arguments, environment=None):
+        """Run a tool in the C locale with a time limit.
+
+        Args:
+            arguments: argv; the tool is searched in PATH and in the places vendors install to.
+            environment: further environment variables.
+        Returns:
+            (rc, stdout, stderr), or None when the tool is not installed. rc 124 or 137: the time limit ended it.
+        """
+        tool = self._find_tool(arguments[0])
+        if tool is None or self._run_command is None:
+            return None
+        argv = [tool] + list(arguments[1:])
+        limiter = self._find_tool("timeout")
+        if limiter is not None:
+            argv = [limiter, "-k", "5", str(COMMAND_TIMEOUT_SECONDS)] + argv
+        variables = dict(environment or {}, LC_ALL="C", LANG="C")
+        return tuple(self._run_command(argv, environ_update=variables)[:3])
+
+    def write_atomically(self, path, text, mode=0o644):
+        """Replace a file by rename, so that a reader or a crash never sees half of it; creates its directory."""
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, 0o755)
+        descriptor, staging = tempfile.mkstemp(prefix=".", dir=directory)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fchmod(stream.fileno(), mode)
+                os.fsync(stream.fileno())
+            os.rename(staging, path)
+        except BaseException:
+            os.unlink(staging)
+            raise
+
+    def remove(self, path):
+        """Remove a file and then its directory if that is empty."""
+        os.unlink(path)
+        with contextlib.suppress(OSError):  # other files live there
+            os.rmdir(os.path.dirname(path))
+
+    @staticmethod
+    def _find_tool(name):
+        for directory in os.environ.get("PATH", "").split(os.pathsep) + list(TOOL_DIRECTORIES):
+            candidate = os.path.join(directory, name)
+            if directory and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                return candidate
+        return None

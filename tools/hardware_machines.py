@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines of tests/fixtures/hardware: load one, replay it to the hardware probes, write its facts.json again.
+
+A machine is a directory::
+
+    machine.json   {"provenance": "recorded" | "reconstructed", "sources": […], "system": {…}, "usage": {path: {…}},
+                    "real_paths": {path: path}, "existing": [path, …], "links": {path: target},
+                    "hardware": {…} (reconstructed machines only)}
+    root/…         the files the probes read (recorded machines)
+    commands/*.txt "$ argv", "rc N", then what the tool printed; after a line "--- stderr" its errors
+    facts.json     what the probes make of it, generated: python tools/hardware_machines.py
+
+A recorded machine comes from tools/record_hardware.py. A reconstructed one was never seen: its ``hardware`` is taken
+from the named sources and written out here as the files a kernel would show.
+"""
+
+import json
+import posixpath
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MACHINES = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "hardware"
+PATHS = ("/opt/vllm", "/var/cache/vllm", "/var/lib/vllm")
+
+
+class ReplayHost:
+    """Answers like ``module_utils/vllm_ansible/host.py`` from recorded data.
+
+    Args:
+        machine: machine.json.
+        files: path to text.
+        links: path to target.
+        commands: "argv joined by blanks" to (rc, stdout, stderr).
+    """
+
+    def __init__(
+        self,
+        machine: Mapping[str, Any],
+        files: Mapping[str, str],
+        links: Mapping[str, str] | None = None,
+        commands: Mapping[str, tuple[int, str, str]] | None = None,
+    ) -> None:
+        self.machine = dict(machine)
+        self.files = dict(files)
+        self.links = dict(links or {})
+        self.commands = dict(commands or {})
+
+    def read(self, path: str) -> str | None:
+        return self.files.get(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        known = [*self.files, *self.links]
+        return sorted({name[len(prefix) :].split("/")[0] for name in known if name.startswith(prefix)})
+
+    def read_link(self, path: str) -> str | None:
+        return self.links.get(path)
+
+    def exists(self, path: str) -> bool:
+        return path in self.machine.get("existing", ()) or path in self.files or bool(self.list_directory(path))
+
+    def real_path(self, path: str) -> str:
+        return self.machine.get("real_paths", {}).get(path, path)
+
+    def usage(self, path: str) -> dict[str, int] | None:
+        usage = self.machine.get("usage", {})
+        while path not in usage and path != "/":
+            path = posixpath.dirname(path)
+        return usage.get(path)
+
+    def system(self) -> dict[str, Any]:
+        return self.machine["system"]
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+        return self.commands.get(" ".join(arguments))
+
+
+def load_machine(directory: Path) -> ReplayHost:
+    """Load a machine directory; a reconstructed machine's files are written out in memory."""
+    machine = json.loads((directory / "machine.json").read_text())
+    files: dict[str, str] = {}
+    links: dict[str, str] = machine.get("links", {})
+    if "hardware" in machine:
+        files, links = reconstruct(machine["hardware"])
+    root = directory / "root"
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            files["/" + path.relative_to(root).as_posix()] = path.read_text()
+    commands = dict(parse_capture(path.read_text()) for path in sorted((directory / "commands").glob("*.txt")))
+    return ReplayHost(machine, files, links, commands)
+
+
+def parse_capture(text: str) -> tuple[str, tuple[int, str, str]]:
+    """Return (command line, (rc, stdout, stderr)) of a file in commands/."""
+    command, code, rest = text.split("\n", 2)
+    output, _, error = rest.partition("--- stderr\n")
+    return command.removeprefix("$ "), (int(code.removeprefix("rc ")), output, error)
+
+
+def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Write a description out as the files and links a kernel would show.
+
+    Returns:
+        ({path: text}, {link: target}).
+    """
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    cpu, nodes = hardware["cpu"], hardware["nodes"]
+    count = cpu["sockets"] * cpu["cores_per_socket"] * cpu["threads_per_core"]
+    per_socket = count // cpu["sockets"]
+    cores = count // cpu["threads_per_core"]
+    cpus = "/sys/devices/system/cpu"
+    files[f"{cpus}/online"] = f"0-{count - 1}\n"
+    blocks = []
+    for number in range(count):
+        blocks.append("\n".join([f"processor\t: {number}", *(f"{k}\t: {v}" for k, v in cpu["cpuinfo"].items())]))
+        # Sockets count cores of theirs first; hyperthreads are numbered after all cores, as firmware does.
+        core = number % cores
+        socket = core // (cores // cpu["sockets"])
+        threads = ",".join(str(core + cores * thread) for thread in range(cpu["threads_per_core"]))
+        files[f"{cpus}/cpu{number}/topology/thread_siblings_list"] = threads + "\n"
+        first = socket * per_socket // cpu["threads_per_core"]
+        siblings = [
+            f"{first + cores * thread}-{first + cores * thread + cores // cpu['sockets'] - 1}"
+            for thread in range(cpu["threads_per_core"])
+        ]
+        files[f"{cpus}/cpu{number}/topology/core_siblings_list"] = ",".join(siblings) + "\n"
+    files["/proc/cpuinfo"] = "\n\n".join(blocks) + "\n\n"
+    files["/sys/devices/system/node/online"] = ",".join(str(node["id"]) for node in nodes) + "\n"
+    for node in nodes:
+        directory = f"/sys/devices/system/node/node{node['id']}"
+        files[f"{directory}/cpulist"] = node["cpus"] + "\n"
+        files[f"{directory}/distance"] = " ".join(str(distance) for distance in node["distances"]) + "\n"
+        files[f"{directory}/meminfo"] = f"Node {node['id']} MemTotal:       {node['memory_kib']} kB\n"
+    total = sum(node["memory_kib"] for node in nodes)
+    files["/proc/meminfo"] = (
+        f"MemTotal:       {total} kB\nMemAvailable:   {total * 97 // 100} kB\n"
+        f"SwapTotal:      {hardware['swap_kib']} kB\n"
+    )
+    for size in hardware["hugepages_kib"]:
+        for name in ("nr_hugepages", "free_hugepages"):
+            files[f"/sys/kernel/mm/hugepages/hugepages-{size}kB/{name}"] = "0\n"
+    files["/etc/os-release"] = "".join(f'{name}="{value}"\n' for name, value in hardware["os_release"].items())
+    files["/proc/1/comm"] = "systemd\n"
+    files["/proc/1/cgroup"] = "1:name=systemd:/init.scope\n"
+    files["/proc/self/status"] = f"Cpus_allowed_list:\t0-{count - 1}\n"
+    files["/proc/self/mountinfo"] = "".join(
+        f"{30 + number} 1 8:{number + 1} / {disk['mount']} rw - {disk['fstype']} {disk['device']} rw\n"
+        for number, disk in enumerate(hardware["disks"])
+    )
+    for function in hardware["pci"]:
+        directory = f"/sys/bus/pci/devices/{function['address']}"
+        vendor, device = function["id"].upper().split(":")
+        base, sub = function["class"][:2].upper(), function["class"][2:4].upper()
+        files[f"{directory}/modalias"] = f"pci:v0000{vendor}d0000{device}sv00000000sd00000000bc{base}sc{sub}i00\n"
+        files[f"{directory}/numa_node"] = f"{function['numa_node']}\n"
+    routes = ["Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"]
+    for nic in hardware["nics"]:
+        directory = f"/sys/class/net/{nic['name']}"
+        links[directory] = f"../../devices/pci0000:00/{nic['pci']}/net/{nic['name']}"
+        links[f"{directory}/device/driver"] = f"../../../../bus/pci/drivers/{nic['driver']}"
+        for name in ("address", "operstate", "mtu", "speed"):
+            files[f"{directory}/{name}"] = f"{nic[name]}\n"
+        if nic.get("default_route"):
+            routes.append(f"{nic['name']}\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0")
+    files["/proc/net/route"] = "\n".join(routes) + "\n"
+    files["/proc/net/tcp"] = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20001 1 0 100 0\n"
+    )
+    links["/proc/1001/fd/3"] = "socket:[20001]"
+    files["/proc/1001/comm"] = "sshd\n"
+    files["/proc/1001/cgroup"] = "1:name=systemd:/system.slice/sshd.service\n"
+    return files, links
+
+
+def machine_facts(directory: Path) -> str:
+    """Return the text of a machine's facts.json."""
+    from ansible.module_utils.vllm_ansible.hardware import gather_hardware
+
+    return json.dumps(gather_hardware(load_machine(directory), PATHS), indent=1) + "\n"
+
+
+def import_module_utils() -> None:
+    """Make ``ansible.module_utils.vllm_ansible`` importable in a script that was started by hand."""
+    import ansible.module_utils
+
+    ansible.module_utils.__path__.append(str(MACHINES.parents[2] / "module_utils"))
+
+
+if __name__ == "__main__":
+    import_module_utils()
+    for description in sorted(MACHINES.glob("*/machine.json")):
+        target = description.parent / "facts.json"
+        text = machine_facts(description.parent)
+        if not target.exists() or target.read_text() != text:
+            target.write_text(text)
+            sys.stdout.write(f"wrote {target.relative_to(MACHINES)}\n")
