@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor, alone and as a process over the stand-in engine of tests/fixtures/stand_in_engine."""
+
+import contextlib
+import http.client
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SUPERVISOR = ROOT / "roles/engine_service/files/vllm-supervisor"
+STAND_IN = ROOT / "tests/fixtures/stand_in_engine"
+KEY = "sk-test-5d41402abc4b2a76"
+
+
+def load():
+    loader = importlib.machinery.SourceFileLoader("vllm_supervisor", str(SUPERVISOR))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("vllm_supervisor", loader))
+    sys.modules["vllm_supervisor"] = module
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    loader.exec_module(module)
+    sys.dont_write_bytecode = dont_write
+    return module
+
+
+supervisor = load()
+
+
+# --- the pure parts -----------------------------------------------------------------------------------------------
+
+
+def instance(**changes):
+    values = {
+        "name": "one",
+        "model_directory": "/m",
+        "served_model_name": "m",
+        "listen_address": "127.0.0.1",
+        "port": 8000,
+    }
+    return supervisor.Instance(**{**values, **changes})
+
+
+def test_flags_become_arguments():
+    flags = {
+        "max-model-len": 1024,
+        "enforce-eager": True,
+        "enable-prefix-caching": False,
+        "seed": None,
+        "allowed-origins": ["a", "b"],
+        "speculative-config": {"method": "ngram"},
+    }
+    assert instance(flags=flags).engine_arguments() == [
+        "/m",
+        "--served-model-name=m",
+        "--host=127.0.0.1",
+        "--port=8000",
+        "--allowed-origins",
+        "a",
+        "b",
+        "--enforce-eager",
+        "--max-model-len=1024",
+        '--speculative-config={"method": "ngram"}',
+    ]
+
+
+def test_the_engine_inherits_only_what_it_needs():
+    inherited = {"PATH": "/bin", "NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "CACHE_DIRECTORY": "/c", "SECRET": "x"}
+    environment = instance(environment={"VLLM_CPU_KVCACHE_SPACE": 1}).engine_environment(inherited)
+    assert environment["PATH"] == "/bin"
+    assert environment["XDG_CACHE_HOME"] == "/c"
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} & set(environment)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "a JSON object is needed"),
+        ("{", "cannot be read as JSON"),
+        ('{"name": "one"}', "missing 4 required positional arguments: 'model_directory'"),
+        ('{"port": "8000"}', "port: has the wrong type: '8000'"),
+        ('{"port": true}', "port: has the wrong type: True"),
+    ],
+)
+def test_a_broken_instance_file_is_named(tmp_path, content, message):
+    path = tmp_path / "one.json"
+    path.write_text(content)
+    with pytest.raises(supervisor.ConfigurationError, match=r"one\.json") as error:
+        supervisor.Instance.load(str(path))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        ("Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01", "loading weights, 40%"),
+        ("(EngineCore pid=7) INFO Initializing a V1 LLM engine (v0.32.0)", "initialising the engine"),
+        ("INFO:     Application startup complete.", "generating a first token"),
+        ("an ordinary line", "starting Python"),
+    ],
+)
+def test_log_lines_tell_the_stage(line, stage):
+    subject = supervisor.Supervisor(instance(), KEY, 120, 5)
+    subject.note_stage(line)
+    assert subject.stage == stage
+
+
+STOPPED = ("VLLM::EngineCore (12)",)
+
+
+def looks(*samples, trust_cpu=True):
+    """Feed (time, status, tokens, engine ticks, stopped) to a judge with stall 5 s, longest step 120 s, 100 ticks/s."""
+    judge = supervisor.Judge(5, 120, trust_cpu, 100)
+    for at, status, tokens, ticks, stopped in samples:
+        verdict = judge.look(at, status, (tokens,), supervisor.Processes(at * 10, ticks, stopped))
+    return verdict
+
+
+def stalled(until, tick_rate, stopped=(), status=503):
+    """A healthy look at 0 s, then looks without progress every 2 s up to `until`."""
+    return [(0, 200, 7, 0, ()), *((at, status, 7, int(at * tick_rate), stopped) for at in range(2, until + 1, 2))]
+
+
+def test_a_stopped_process_is_frozen_at_the_second_look():
+    assert looks(*stalled(2, 0, STOPPED))[0]
+    alive, why = looks(*stalled(4, 0, STOPPED))
+    assert not alive
+    assert "VLLM::EngineCore (12)" in why
+
+
+def test_an_engine_that_uses_no_processor_is_frozen():
+    assert looks(*stalled(6, 0))[0]
+    assert not looks(*stalled(8, 0))[0]
+
+
+def test_a_long_step_that_computes_is_waited_for_up_to_the_limit():
+    assert looks(*stalled(120, 90))[0]
+    assert not looks(*stalled(124, 90))[0]
+
+
+def test_host_cpu_time_proves_nothing_on_an_accelerator():
+    assert looks(*stalled(60, 0), trust_cpu=False)[0]
+    assert not looks(*stalled(124, 0), trust_cpu=False)[0]
+    assert not looks(*stalled(8, 0, STOPPED), trust_cpu=False)[0]
+
+
+def test_moving_tokens_are_life_even_when_healthz_disagrees():
+    samples = [(at, 503, at, 0, ()) for at in range(0, 400, 2)]
+    assert looks((0, 200, 0, 0, ()), *samples)[0]
+
+
+def test_a_silent_api_that_computes_is_not_frozen_and_a_stopped_one_is():
+    # The samples' API process uses 10 ticks per second.
+    assert looks(*stalled(30, 0, status=None))[0]
+    assert not looks(*stalled(8, 0, STOPPED, status=None))[0]
+
+
+def test_processes_are_read_from_proc(tmp_path):
+    for pid, name, state, group, ticks in ((5, "a) b", "S", 5, 3), (6, "core", "T", 5, 4), (7, "other", "T", 1, 9)):
+        (tmp_path / str(pid)).mkdir()
+        words = [state, "1", str(group), *["0"] * 8, str(ticks), "1", "0"]
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(words)}\n")
+    seen = supervisor.look_at_processes(5, str(tmp_path))
+    assert seen == supervisor.Processes(server_ticks=4, engine_ticks=5, stopped=("core (6)",))
+
+
+# --- as a process -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """An interpreter that finds the stand-in as its own vLLM, isolated mode included."""
+    folder = tmp_path_factory.mktemp("release")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "stand_in.pth").write_text(str(STAND_IN))
+    return folder / "bin/python3"
+
+
+class Service:
+    """A started supervisor, with this test in the place of systemd."""
+
+    def __init__(self, python, root, environment=None, key=KEY, start_timeout=20, model=True, **changes):
+        self.root = root
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        (root / "etc/vllm/instances").mkdir(parents=True)
+        (root / "run/vllm/one").mkdir(parents=True)
+        (root / "credentials").mkdir()
+        if key is not None:
+            (root / "credentials/api-key").write_text(key)
+        configuration = {
+            "name": "one",
+            "model_directory": str(root if model else root / "missing"),
+            "served_model_name": "m",
+            "listen_address": "127.0.0.1",
+            "port": self.port,
+            "environment": environment or {},
+            "stall_after_seconds": 0.5,
+            "max_step_seconds": 60,
+            **changes,
+        }
+        (root / "etc/vllm/instances/one.json").write_text(json.dumps(configuration))
+        self.messages = []
+        self.notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notifications.bind(str(root / "notify"))
+        threading.Thread(target=self.listen, daemon=True).start()
+        # The polling time is a constant of the service; the test is in a hurry.
+        code = (
+            "import importlib.machinery as m, sys; s = m.SourceFileLoader('s', sys.argv[1]).load_module();"
+            "s.POLL_SECONDS, s.HEALTH_TIMEOUT_SECONDS = 0.2, 1; sys.argv[1:] = sys.argv[2:]; sys.exit(s.main())"
+        )
+        arguments = [f"--root={root}", f"--start-timeout={start_timeout}", "--stop-timeout=3", "one"]
+        self.process = subprocess.Popen(
+            [python, "-B", "-W", "ignore", "-c", code, SUPERVISOR, *arguments],
+            env={
+                "PATH": os.environ["PATH"],
+                "NOTIFY_SOCKET": str(root / "notify"),
+                "CREDENTIALS_DIRECTORY": str(root / "credentials"),
+                "INVOCATION_ID": "abc",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def listen(self):
+        while data := self.notifications.recv(65536):
+            self.messages.append(data.decode())
+
+    def wait_for(self, text, seconds=15):
+        deadline = time.monotonic() + seconds
+        while not any(text in message for message in list(self.messages)):
+            assert time.monotonic() < deadline, f"no {text!r} in {self.messages}"
+            time.sleep(0.05)
+
+    def result(self, seconds=15):
+        output, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode, output.decode()
+
+    def group(self):
+        """(API process, engine process) of the stand-in."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        server = int(children[0])
+        # The thread that started it owns the child; the stand-in starts it from its main thread.
+        engine = int(Path(f"/proc/{server}/task/{server}/children").read_text().split()[0])
+        return server, engine
+
+    def request(self, method, path, prompt=None, tokens=1, timeout=30):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        body = json.dumps({"prompt": prompt, "max_tokens": tokens}) if prompt else None
+        connection.request(method, path, body, {"Authorization": f"Bearer {KEY}"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def in_background(self, prompt, tokens):
+        """Send a request nobody waits for."""
+
+        def send():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self.request("POST", "/v1/completions", prompt, tokens)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.communicate(timeout=15)
+        self.notifications.close()
+
+
+@pytest.fixture
+def start(python, tmp_path):
+    services = []
+
+    def begin(**options):
+        services.append(Service(python, tmp_path, **options))
+        return services[-1]
+
+    yield begin
+    for service in services:
+        service.close()
+
+
+def gone(pid):
+    """Ended: no process, or one whose parent has not noticed yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_ready_only_after_a_token_and_stopped_on_request(start):
+    service = start(environment={"STAND_IN_LOAD_SECONDS": "1"})
+    service.wait_for("STATUS=starting Python")
+    assert not any("READY" in message for message in service.messages)
+    service.wait_for("READY=1")
+    server, engine = service.group()
+    record = json.loads((service.root / "run/vllm/one/started.json").read_text())
+    assert record["invocation_id"] == "abc"
+    service.process.send_signal(signal.SIGHUP)
+    service.process.send_signal(signal.SIGTERM)
+    status, output = service.result()
+    assert status == 0
+    assert "stopped on request" in output
+    assert gone(server)
+    assert gone(engine)
+
+
+def test_an_engine_without_tokens_is_never_ready(start):
+    service = start(environment={"STAND_IN_NO_TOKENS": "1"})
+    status, output = service.result()
+    assert status == 1
+    assert "the first request gave no token" in output
+    assert not any("READY" in message for message in service.messages)
+
+
+def test_an_engine_that_serves_without_the_key_is_never_ready(start):
+    service = start(environment={"STAND_IN_OPEN": "1"})
+    status, output = service.result()
+    assert status == 1
+    assert "without the key was answered with HTTP 200" in output
+    assert not any("READY" in message for message in service.messages)
+
+
+def test_an_engine_without_the_override_is_refused(start):
+    status, output = start(environment={"STAND_IN_NO_HEALTHZ": "1"}).result()
+    assert status == 1
+    assert "no /healthz" in output
+
+
+def test_the_supervisor_gives_up_before_systemd_would(start):
+    status, output = start(environment={"STAND_IN_LOAD_SECONDS": "30"}, start_timeout=6).result()
+    assert status == 1
+    assert "not serving after 1 s" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": None}, "no API key"),
+        ({"key": "\n"}, "is empty"),
+        ({"model": False}, "missing is not a directory"),
+        ({"port": "8000"}, "port: has the wrong type"),
+    ],
+)
+def test_what_no_restart_can_cure_exits_78_without_an_engine(start, options, message):
+    service = start(**options)
+    status, output = service.result()
+    assert status == supervisor.EXIT_CONFIGURATION
+    assert message in output
+    assert not (service.root / "run/vllm/one/started.json").exists()
+
+
+def test_the_key_is_nowhere_to_be_seen(start):
+    service = start()
+    service.wait_for("READY=1")
+    for pid in (service.process.pid, *service.group()):
+        for name in ("cmdline", "environ"):
+            assert KEY.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+    service.request("GET", "/leak")
+    service.process.send_signal(signal.SIGTERM)
+    _, output = service.result()
+    assert "the key is ***" in output
+    assert KEY not in output
+
+
+@pytest.mark.parametrize("how", ["exit 0", "kill the engine"])
+def test_an_engine_that_ends_fails_the_service(start, how):
+    service = start()
+    service.wait_for("READY=1")
+    if how == "exit 0":
+        with pytest.raises(http.client.RemoteDisconnected):
+            service.request("GET", "/exit")
+    else:
+        os.kill(service.group()[1], signal.SIGKILL)
+    status, output = service.result()
+    assert status == 1
+    assert "exited with status 0 during: serving" in output
+
+
+def test_a_frozen_engine_with_requests_is_ended(start):
+    service = start()
+    service.wait_for("READY=1")
+    server, engine = service.group()
+    service.in_background("slow", 1000)
+    time.sleep(0.5)
+    os.kill(engine, signal.SIGSTOP)
+    status, output = service.result(seconds=5)
+    assert status == 1
+    assert "frozen: /healthz says 503, stopped:" in output
+    assert gone(server)
+    assert gone(engine)
+
+
+@pytest.mark.parametrize("which", ["API process", "idle engine"])
+def test_a_frozen_api_process_and_a_frozen_idle_engine_are_ended(start, which):
+    service = start(idle_canary_seconds=0.5)
+    service.wait_for("READY=1")
+    os.kill(service.group()[which == "idle engine"], signal.SIGSTOP)
+    status, output = service.result(seconds=15)
+    assert status == 1
+    assert "frozen:" in output
+
+
+def test_a_queue_of_slow_requests_is_not_killed(start):
+    service = start(idle_canary_seconds=0.5)
+    service.wait_for("READY=1")
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(service.request("POST", "/v1/completions", "slow", 3)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [status for status, _ in answers] == [200, 200, 200]
+    assert service.process.poll() is None
+
+
+def test_a_long_prefill_is_not_killed_and_keeps_the_watchdog_fed(start):
+    service = start()
+    service.wait_for("READY=1")
+    assert service.request("POST", "/v1/completions", "prefill 3")[1]["usage"]["completion_tokens"] == 1
+    assert service.process.poll() is None
+    assert sum("WATCHDOG=1" in message for message in service.messages) >= 8
+    service.wait_for("still computing")
+
+
+def test_a_step_beyond_the_limit_is_ended(start):
+    service = start(max_step_seconds=1)
+    service.wait_for("READY=1")
+    with pytest.raises((OSError, http.client.HTTPException)):
+        service.request("POST", "/v1/completions", "prefill 10")
+    status, output = service.result()
+    assert status == 1
+    assert "no progress for 1 s" in output
