@@ -29,8 +29,8 @@ TOOLS = (
 CONSOLE_TAIL = 30
 
 
-def write_files(lab: Lab, machines: Sequence[Machine]) -> None:
-    """Bring inventory, ssh files and every host's /etc/hosts in line with the hosts there are."""
+def tell_all(lab: Lab, machines: Sequence[Machine]) -> None:
+    """Bring inventory, ssh files, every host's /etc/hosts and the way out in line with the hosts there are."""
     hosts = [m.host for m in machines]
     keys = {m.host.name: (m.folder / "host_key.pub").read_text() for m in machines}
     write_atomically(lab.inventory, render.inventory(hosts, str(lab.ssh_config)))
@@ -38,6 +38,7 @@ def write_files(lab: Lab, machines: Sequence[Machine]) -> None:
     write_atomically(lab.state / "known_hosts", render.known_hosts(hosts, keys))
     for machine in machines:
         machine.write_hosts_file(hosts)
+    network.set_way_out(lab, [h.address for h in hosts if h.registry])
 
 
 def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) -> Machine:
@@ -94,9 +95,7 @@ def up(lab: Lab, options: argparse.Namespace) -> None:
                 created.append(create(lab, name, options, [m.host.octet for m in known.values()]))
                 known[name] = created[-1]
             known[name].mount()
-        write_files(lab, load(lab))
-        if out := [m.host.address for m in known.values() if m.host.registry]:
-            network.open_way_out(lab, out)
+        tell_all(lab, load(lab))
         for name in dict.fromkeys(options.names):
             if not known[name].running():
                 booting.append(known[name])
@@ -109,7 +108,7 @@ def up(lab: Lab, options: argparse.Namespace) -> None:
         for machine in created:
             machine.discard()
         if load(lab):
-            write_files(lab, load(lab))
+            tell_all(lab, load(lab))
         else:
             remove_all(lab)
         raise
@@ -149,7 +148,7 @@ def down(lab: Lab, options: argparse.Namespace) -> None:
     if len(chosen) == len(machines):
         remove_all(lab)
     else:
-        write_files(lab, load(lab))
+        tell_all(lab, load(lab))
 
 
 def remove_all(lab: Lab) -> None:

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from . import cgroup, network, render
@@ -86,7 +88,7 @@ class Machine:
                 [sys.executable, str(Path(__file__).parents[1] / "lab"), "_keep", self.host.name],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
                 env=os.environ | {"LAB_ID": str(self.lab.id), "LAB_STORE": str(self.lab.store)},
-                preexec_fn=lambda: cgroup.enter(groups),
+                preexec_fn=partial(cgroup.enter, groups),
             )  # fmt: skip
         write_atomically(self.folder / "pid", f"{keeper.pid}\n")
 
@@ -100,29 +102,26 @@ class Machine:
         ]  # fmt: skip
         # /tmp on the host's disk, as on a real Debian 12 server: nspawn's own is a small tmpfs
         environment = os.environ | {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
-        asked_to_stop = False
+        asked_to_stop = threading.Event()
         nspawn: subprocess.Popen[bytes] | None = None
 
         def stop(*_: object) -> None:
-            nonlocal asked_to_stop
-            asked_to_stop = True
+            asked_to_stop.set()
             if nspawn:
                 nspawn.terminate()
 
         signal.signal(signal.SIGTERM, stop)
-        while True:
+        status = REBOOT
+        while status == REBOOT and not asked_to_stop.is_set():
+            network.remove_link(f"vb-{self.lab.machine(self.host.octet)}")
             # fresh groups for each boot: nspawn leaves version 2 ones in a state that accepts no process
             cgroup.remove(self.lab.tag, f"{self.host.name}/machine")
             groups = cgroup.create(self.lab.tag, self.host.name, "machine")
-            if asked_to_stop:
-                return 0
-            nspawn = subprocess.Popen(command, env=environment, preexec_fn=lambda: cgroup.enter(groups))  # noqa: B023
-            if asked_to_stop:
+            nspawn = subprocess.Popen(command, env=environment, preexec_fn=partial(cgroup.enter, groups))
+            if asked_to_stop.is_set():  # between the question above and nspawn's start
                 nspawn.terminate()
             status = nspawn.wait()
-            if status != REBOOT or asked_to_stop:
-                return status
-            network.remove_link(f"vb-{self.lab.machine(self.host.octet)}")
+        return status
 
     def wait_ready(self, deadline: float, unlike: int | None = None) -> str:
         """Wait for a finished boot whose process 1 is not `unlike`; return systemd's word for it.

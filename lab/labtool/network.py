@@ -50,13 +50,16 @@ def create_bridge(lab: Lab) -> None:
                 run("iptables", "-I", *rule)
 
 
-def open_way_out(lab: Lab, addresses: Iterable[str]) -> None:
+def set_way_out(lab: Lab, addresses: Iterable[str]) -> None:
     """Let those addresses, and no others of this lab, reach what this machine reaches."""
+    members = ", ".join(sorted(addresses))
+    if not members:
+        _close_way_out(lab)
+        return
     with locked(FORWARD_LOCK):
         if FORWARD.read_text().strip() == "0":
             FORWARD_BEFORE.write_text("0")
             FORWARD.write_text("1")
-    members = ", ".join(sorted(addresses))
     # One table of ours, so that removing it leaves the machine's own rules untouched.
     run(
         "nft",
@@ -78,18 +81,23 @@ def remove_link(name: str) -> None:
 
 
 def remove(lab: Lab) -> None:
-    """Take away bridge, table and rules; give forwarding back its old value with the last lab."""
+    """Take away bridge and rules."""
     remove_link(lab.tag)
     for rule in _forward_rules(lab):
         while shutil.which("iptables") and not run("iptables", "-D", *rule, check=False).returncode:
             continue
+    _close_way_out(lab)
+
+
+def _close_way_out(lab: Lab) -> None:
+    """Remove our table; with the last one, give forwarding its old value back."""
     if not shutil.which("nft"):
         return
     run("nft", "delete", "table", "ip", lab.tag, check=False)
     with locked(FORWARD_LOCK):
-        others = [t for t in run("nft", "list", "tables").stdout.split() if t.startswith("vlab")]
-        if FORWARD_BEFORE.exists() and not others:
-            FORWARD.write_text(FORWARD_BEFORE.read_text())
-            FORWARD_BEFORE.unlink()
+        others = [word for word in run("nft", "list", "tables").stdout.split() if word.startswith("vlab")]
         if not others:
+            if FORWARD_BEFORE.exists():
+                FORWARD.write_text(FORWARD_BEFORE.read_text())
+                FORWARD_BEFORE.unlink()
             FORWARD_LOCK.unlink()
