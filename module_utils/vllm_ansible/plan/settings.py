@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators add by hand (``extra_args``, ``extra_env``), and the engine's own list of flags."""
+
+import json
+import re
+from typing import Any, Dict, Optional
+
+from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
+from ansible.module_utils.vllm_ansible.plan.canonical import show
+from ansible.module_utils.vllm_ansible.plan.groups import Group
+from ansible.module_utils.vllm_ansible.plan.requests import nearest
+
+# Flags the plan or a role sets, and where the operator says it instead.
+OWNED_FLAGS = {
+    "api-key": "engine_service_api_key",
+    "data-parallel-size": "engine_request.data_parallel_size",
+    "dtype": "engine_request.dtype",
+    "host": "engine_address",
+    "max-model-len": "engine_request.max_model_len",
+    "max-num-batched-tokens": "engine_request.max_num_batched_tokens",
+    "max-num-seqs": "engine_request.max_num_seqs",
+    "model": "engine_request.model",
+    "nnodes": "engine_request.nodes",
+    "pipeline-parallel-size": "engine_request.pipeline_parallel_size",
+    "port": "engine_request.port",
+    "served-model-name": "engine_request.served_model_name",
+    "tensor-parallel-size": "engine_request.tensor_parallel_size",
+}
+OWNED_ENVIRONMENT = {
+    "VLLM_API_KEY": "engine_service_api_key",
+    "VLLM_CPU_KVCACHE_SPACE": "engine_request.kv_cache_gib",
+    "VLLM_CPU_OMP_THREADS_BIND": "engine_request.cpus",
+    "VLLM_HOST_IP": "engine_address",
+    "VLLM_PORT": "engine_request.port",
+    "PATH": "nothing: the release brings its own programs",
+    "PYTHONHOME": "nothing: the release brings its own Python",
+    "PYTHONPATH": "nothing: the release brings its own Python",
+}
+_SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|\Z)", re.IGNORECASE)
+
+
+def engine_flags(documents: Any, engine: str, version: str) -> Optional[Dict[str, Any]]:
+    """Return the flags of one engine version (``flags.yml``), or None when they are not recorded."""
+    versions = documents.get(engine) if isinstance(documents, dict) else None
+    document = versions.get(version) if isinstance(versions, dict) else None
+    flags = document.get("flags") if isinstance(document, dict) else None
+    return {str(k): v if isinstance(v, dict) else {} for k, v in flags.items()} if isinstance(flags, dict) else None
+
+
+def apply_extras(group: Group, context: Context) -> None:
+    """Lay the request's extra arguments and environment over the plan's own, each checked."""
+    row = group.row
+    assert row is not None
+    known = engine_flags(context.flags, row.engine, row.version)
+    if known is None:
+        context.findings.problem(
+            "E_FLAGS_MISSING",
+            "The flags of {} {} are not recorded, so none can be checked".format(row.engine, row.version),
+            "engine_overrides/{}/{}/flags.yml".format(row.engine, row.version),
+            field="flags",
+        )
+        group.failed = True
+        return
+    for name in sorted(group.flags):
+        _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)
+    for key in sorted(group.request.extra_args):
+        name, value = key.lstrip("-").replace("_", "-"), group.request.extra_args[key]
+        field = "engine_request.extra_args." + key
+        if name in OWNED_FLAGS:
+            fail(group, context, "E_ARG_OWNED", "--{} is set by the plan".format(name),
+                 OWNED_FLAGS[name], field, value)  # fmt: skip
+        elif _check_flag(group, name, value, known, field, context):
+            group.flags[name] = value
+            context.findings.decide("R_ARG_EXTRA", "engine.flags." + name, value,
+                                    "engine_request.extra_args asks for it", group=group.name)  # fmt: skip
+    for key in sorted(group.request.extra_env):
+        _extra_environment(group, key, group.request.extra_env[key], context)
+
+
+def _check_flag(group: Group, name: str, value: Any, known: Dict[str, Any], field: str, context: Context) -> bool:
+    if name not in known:
+        fail(group, context, "E_ARG_UNKNOWN",
+             "{} {} has no flag --{}".format(group.row.engine, group.row.version, name) if group.row else name,
+             nearest(name, known) if known else "no flag", field, value)  # fmt: skip
+        return False
+    wanted = _wrong_value(value, known[name])
+    if wanted:
+        fail(group, context, "E_ARG_VALUE", "--{} cannot be {}".format(name, show(value)),
+             "{}: {}".format(name, wanted), field, value)  # fmt: skip
+    return not wanted
+
+
+def _wrong_value(value: Any, spec: Dict[str, Any]) -> str:
+    """Return what the value has to be, or an empty text when it is right. Types not listed here are not checked."""
+    kind, choices = spec.get("type"), spec.get("choices")
+    if kind == "bool":
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(choices, list) and choices:
+        return "" if value in choices else "one of " + ", ".join(str(c) for c in choices)
+    if kind == "int" and not re.match(r"-?[0-9]+\Z", str(value)):
+        return "a whole number"
+    if kind == "float" and not re.match(r"-?[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?\Z", str(value)):
+        return "a number"
+    if kind == "json" and not isinstance(value, (dict, list)):
+        try:
+            json.loads(value)
+        except (TypeError, ValueError):
+            return "a mapping, a list or JSON text"
+    if kind == "str" and not isinstance(value, (str, int, float)):
+        return "a text"
+    return ""
+
+
+def _extra_environment(group: Group, key: str, value: Any, context: Context) -> None:
+    field = "engine_request.extra_env." + key
+    if key in OWNED_ENVIRONMENT:
+        fail(group, context, "E_ENV_OWNED", "{} is set by the plan".format(key), OWNED_ENVIRONMENT[key], field)
+    elif _SECRET.search(key):
+        # Never echo the value: it may be the secret itself.
+        fail(group, context, "E_ENV_SECRET", "{} looks like a secret, and a plan holds none".format(key),
+             "a credential of the service (engine_service_api_key), not an environment variable", field)  # fmt: skip
+    elif not re.match(r"[A-Za-z_][A-Za-z0-9_]*\Z", key) or not isinstance(value, (str, int, float)):
+        fail(group, context, "E_ENV_VALUE", "{} cannot be set to {}".format(key, show(value)),
+             "a variable name and a text or number", field, value)  # fmt: skip
+    else:
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        if "\n" in text or "\0" in text:
+            fail(group, context, "E_ENV_VALUE", "{} holds more than one line".format(key), "one line", field)
+            return
+        group.environment[key] = text
+        context.findings.decide("R_ENV_EXTRA", "engine.environment." + key, text,
+                                "engine_request.extra_env asks for it", group=group.name)  # fmt: skip

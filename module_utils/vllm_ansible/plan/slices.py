@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands each role its part of the plan; the shapes are those of the roles' argument specifications."""
+
+from typing import Any, Dict, List, Optional
+
+from ansible.module_utils.vllm_ansible.cpulist import format_cpulist
+from ansible.module_utils.vllm_ansible.plan.backends.base import Binding
+from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+
+KEEP_RELEASES = 2
+
+
+def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding], networks: List[str]) -> Dict[str, Any]:
+    """Return the slices of an engine host, keyed by role."""
+    assert host.hardware is not None
+    models: Dict[str, Any] = {}
+    for group in groups:
+        assert group.model is not None
+        models[group.model.name] = group.model.slice()
+    return {
+        "host_baseline": {"reserved_ports": sorted(g.port for g in groups)},
+        "engine_release": {"build": groups[0].build, "keep": KEEP_RELEASES},
+        "model_store": {"models": [models[name] for name in sorted(models)]},
+        "numa_policy": {
+            "instances": [
+                {
+                    "name": group.instance,
+                    "cpus": format_cpulist(bindings[group.instance].cpus),
+                    "memory_nodes": memory_nodes(host, group, bindings[group.instance]),
+                }
+                for group in groups
+            ]
+        },
+        "engine_service": {"instances": [_service(host, group, networks) for group in groups]},
+        "service_verify": {
+            "instances": [
+                {
+                    "name": group.instance,
+                    "address": host.address,
+                    "port": group.port,
+                    "served_model_name": group.served_model_name,
+                }
+                for group in groups
+            ]
+        },
+    }
+
+
+def memory_nodes(host: Host, group: Group, binding: Binding) -> Optional[str]:
+    """Nodes the instance's memory is bound to; None on one node, or when those nodes cannot hold it."""
+    assert host.hardware is not None
+    nodes = host.hardware.nodes
+    if len(nodes) < 2:
+        return None
+    held = sum(node.memory_bytes for node in nodes if node.number in binding.nodes)
+    return format_cpulist(binding.nodes) if held >= group.memory["total_bytes"] else None
+
+
+def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
+    assert host.hardware is not None and group.row is not None and group.model is not None
+    return {
+        "name": group.instance,
+        "group": group.name,
+        "build": group.build,
+        "model": group.model.name,
+        "served_model_name": group.served_model_name,
+        "listen_address": host.address,
+        "port": group.port,
+        "flags": group.flags,
+        "environment": group.environment,
+        "devices": [],
+        "memory_max_bytes": group.memory["limit_bytes"],
+        "model_size_bytes": group.model.size_bytes,
+        "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks,
+        "stall_after_seconds": group.row.service["stall_after_seconds"],
+        "max_step_seconds": group.row.service["max_step_seconds"],
+        "allowed_networks": networks or [n for n in [host.hardware.network] if n],
+    }
