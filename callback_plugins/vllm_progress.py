@@ -56,7 +56,7 @@ import os
 import threading
 import time
 
-from ansible import constants as C
+import ansible.constants as C
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
@@ -201,7 +201,7 @@ def _harmless(method):
 
 def _field(result, name):
     """A field of a task result: public (C(result.host)) on ansible-core 2.19 and later, private before."""
-    return getattr(result, name) if hasattr(type(result), name) else getattr(result, "_" + name)
+    return getattr(result, name) if hasattr(result, name) else getattr(result, "_" + name)
 
 
 class CallbackModule(CallbackBase):

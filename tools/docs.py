@@ -169,7 +169,7 @@ def plugin_page(source: Path, kind: str) -> str:
             rows.append(f"| `{name}` | {attribute.get('support', ' ')} | {cell(meaning)} |")
         parts.append("\n".join(rows) + "\n")
     if docs.get("requirements"):
-        parts.append("Requirements: " + "; ".join(markup(line) for line in docs["requirements"]) + ".\n")
+        parts.append("Requirements: " + "; ".join(markup(line).rstrip(".") for line in docs["requirements"]) + ".\n")
     if docs.get("options"):
         parts += ["## Options\n", options_table(docs["options"], "option")]
     if docs.get("notes"):
