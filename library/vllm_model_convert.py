@@ -151,7 +151,7 @@ def _require_packages(module):
 
 
 def _desired(params, dtype, sha256):
-    source = {"type": "gguf", "file": os.path.basename(params["source"]), "sha256": sha256}
+    source = {"type": "gguf", "sha256": sha256}
     if params["origin"]:
         source["origin"] = params["origin"]
     return {

@@ -137,7 +137,8 @@ class GgufSource:
                 raise ModelError(f"{tensor.name}: {error}. Set a source quantised otherwise.") from error
             if kind in heads:
                 values = _undo_permutation(values, heads[kind])
-            stored = encode(numpy.ascontiguousarray(values))
+            with numpy.errstate(over="ignore"):  # what overflows is found and named below
+                stored = encode(numpy.ascontiguousarray(values))
             words = stored.view(numpy.uint32 if dtype == "float32" else numpy.uint16)
             infinite = _INFINITE[dtype]
             damaged = int(numpy.count_nonzero((words & infinite) == infinite))
