@@ -33,7 +33,7 @@ DROPPED_EXTENSIONS = ("_dbm.", "_gdbm.", "nis.", "_tkinter.")
 DROPPED_STDLIB = ("test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data", "turtle.py")
 # Never used by a running engine. torch/bin keeps torch_shm_manager, which it starts.
 DROPPED_PACKAGE_PATHS = (
-    "torch/test", "torch/lib/*.a", "torch/bin/protoc*", "torch/bin/test_*",
+    "torch/include", "torch/share", "torch/test", "torch/lib/*.a", "torch/bin/protoc*", "torch/bin/test_*",
     "numpy/_core/include", "numpy/*/tests", "numpy/tests", "numba/tests", "llvmlite/tests", "sympy/*/tests",
     "numba/np/ufunc/omppool*", "numba/np/ufunc/tbbpool*",
     "networkx/*/tests", "networkx/*/*/tests", "networkx/*/*/*/tests",
