@@ -2,6 +2,7 @@
 """The kernel's list format for CPUs and NUMA nodes: ``0-3,8,10-11``."""
 
 import re
+from typing import List, Set
 
 # The kernel's own ceiling is 8192 (NR_CPUS); the limit keeps a mistyped "0-99999999999" from eating the memory.
 _LARGEST = 65535
@@ -16,7 +17,7 @@ def parse_cpulist(text):
     Raises:
         ValueError: the text is no such list; the message names the item.
     """
-    numbers = set()
+    numbers: Set[int] = set()
     for item in str(text).replace(",", " ").split():
         match = _ITEM.match(item)
         first = int(match.group(1)) if match else 0
@@ -29,7 +30,7 @@ def parse_cpulist(text):
 
 def format_cpulist(numbers):
     """Return numbers in the shortest list form, for example [0, 1, 2, 8] as ``0-2,8``."""
-    ranges = []
+    ranges: List[List[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU topology and instruction sets from /proc/cpuinfo and /sys/devices/system/cpu, on x86-64 and aarch64."""
 
+from typing import Dict, Optional, Set
+
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, read_cpulist
 from ansible.module_utils.vllm_ansible.hardware.cgroup import service_values
 from ansible.module_utils.vllm_ansible.hardware.values import integer
@@ -38,7 +40,9 @@ def parse_cpuinfo(text):
 
     ``isa`` holds only what *every* processor has: an engine thread may run on any of them.
     """
-    first, isa, processors = {}, None, 0
+    first: Dict[str, str] = {}
+    isa: Optional[Set[str]] = None
+    processors = 0
     for block in (text or "").split("\n\n"):
         fields = {}
         for line in block.splitlines():

@@ -3,6 +3,7 @@
 
 import ipaddress
 import re
+from typing import Dict
 
 from ansible.module_utils.vllm_ansible.hardware.cgroup import unit_of
 from ansible.module_utils.vllm_ansible.hardware.values import word
@@ -22,9 +23,10 @@ def parse_tcp(text):
             raw = bytes.fromhex(address)
             # The kernel prints 32-bit words in the host's byte order: little-endian on x86-64 and on aarch64.
             words = b"".join(bytes(reversed(raw[start : start + 4])) for start in range(0, len(raw), 4))
-            sockets.append(
-                {"address": str(ipaddress.ip_address(words)), "port": int(port, 16), "inode": int(fields[9])}
-            )
+            parsed = ipaddress.ip_address(words)
+            # ::ffff:127.0.0.1 takes the port of 127.0.0.1, and Python versions differ in how they write it.
+            parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+            sockets.append({"address": str(parsed), "port": int(port, 16), "inode": int(fields[9])})
         except ValueError:
             continue
     return sockets
@@ -52,7 +54,7 @@ def gather_listeners(host, warn):
 
 def _owners(host, inodes):
     """Return {inode: lowest pid} of the processes that hold these sockets."""
-    owners = {}
+    owners: Dict[int, int] = {}
     if not inodes:
         return owners
     for pid in sorted(int(name) for name in host.list_directory("/proc") if name.isdigit()):

@@ -4,6 +4,7 @@
 import ipaddress
 import json
 import re
+from typing import Dict, List
 
 from ansible.module_utils.vllm_ansible.hardware import pci
 from ansible.module_utils.vllm_ansible.hardware.values import integer, word
@@ -19,7 +20,7 @@ def parse_ip_json(text):
         return None
     if not isinstance(links, list):
         return None
-    result = {}
+    result: Dict[str, List[str]] = {}
     for link in links:
         if not isinstance(link, dict) or not isinstance(link.get("addr_info"), list):
             continue
@@ -39,7 +40,7 @@ def parse_proc_addresses(fib_trie, route, if_inet6):
     interface whose on-link network (``route``) holds it. An address with no such network, a /32, is not found.
     """
     networks = [(entry["interface"], entry["network"]) for entry in parse_route(route) if not entry["gateway"]]
-    result = {}
+    result: Dict[str, List[str]] = {}
     candidate = None
     for line in (fib_trie or "").splitlines():
         match = re.search(r"\|-- (\S+)", line)

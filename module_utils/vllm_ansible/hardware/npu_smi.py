@@ -2,6 +2,7 @@
 """Huawei's npu-smi, read by its header lines: the columns differ between products and driver branches."""
 
 import re
+from typing import Dict, Optional
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
 from ansible.module_utils.vllm_ansible.hardware.values import integer
@@ -75,7 +76,8 @@ def parse_mapping(text):
 
 def parse_list(text):
     """Parse ``npu-smi info -l``: {"total": count or None, "npus": {NPU id: number of chips or None}}."""
-    total, npus, last = None, {}, None
+    npus: Dict[int, Optional[int]] = {}
+    total, last = None, None
     for line in (text or "").splitlines():
         name, colon, value = (part.strip() for part in line.partition(":"))
         number = integer(value)
@@ -99,7 +101,7 @@ def parse_version_info(text):
 
 def _row(header, values):
     """Match the words of a row to the names of its header, cell by cell."""
-    row = {}
+    row: Dict[str, str] = {}
     for names, words in zip(header or [], values):
         row.update(zip(names, words))
     return row

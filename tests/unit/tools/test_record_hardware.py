@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording replays to the same facts and holds nothing that identifies the machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ansible.module_utils.vllm_ansible.hardware import gather_hardware, storage
+
+from tools.hardware_machines import MACHINES, PATHS, ReplayHost, load_machine, machine_facts
+from tools.record_hardware import Recorder, Redactor, keep_listening, write_machine
+
+
+def record(host, directory, replacements=(), names=("taishan7",)):
+    recorder = Recorder(host)
+    facts = gather_hardware(recorder, PATHS)
+    write_machine(str(directory), recorder, Redactor(names, replacements), ["test"], storage)
+    return facts
+
+
+@pytest.mark.parametrize("name", ["epyc-virtual", "atlas-800i-a2", "xeon-8480-two-sockets"])
+def test_a_recording_replays_to_the_same_facts(tmp_path, name):
+    facts = record(load_machine(MACHINES / name), tmp_path / "new")
+    assert json.loads(machine_facts(tmp_path / "new")) == facts
+
+
+def test_what_identifies_the_machine_is_replaced(tmp_path):
+    host = load_machine(MACHINES / "taishan-2280-v2")
+    mac, eui = "48:57:02:aa:bb:cc", "fd00::4a57:2ff:feaa:bbcc"
+    host.files["/sys/class/net/enp125s0f0/address"] = mac + "\n"
+    host.commands["ip -j addr"] = (0, json.dumps([{"ifname": "enp125s0f0", "address": mac, "addr_info": [
+        {"local": "10.1.2.3", "prefixlen": 24, "scope": "global"}, {"local": eui, "prefixlen": 64, "scope": "global"},
+    ]}]), "")  # fmt: skip
+    host.files["/etc/os-release"] += 'SITE="taishan7.bank.example"\n'
+    host.files["/proc/net/tcp"] += "1: 0100000A:0016 0200000A:C000 01 0:0 0:0 0 0 0 30001 1\n"
+    host.links["/proc/1001/fd/9"] = "/home/someone/private"
+    host.files["/proc/1001/fd/9"] = "never read"
+    host.commands["systemd-detect-virt"] = (1, "none\n", "GPU-12345678-1234-1234-1234-123456789abc\n")
+    record(host, tmp_path / "new", [("10.1.2.3", "192.0.2.1")])
+    written = "".join(path.read_text() for path in (tmp_path / "new").rglob("*") if path.is_file())
+    for secret in (mac, "2ff:feaa", "10.1.2.3", "taishan7", "0200000A", "30001", "private", "12345678-1234"):
+        assert secret not in written, secret
+    replayed = json.loads(machine_facts(tmp_path / "new"))
+    assert replayed["nics"][0]["mac"].startswith("02:00:00:00:")
+    assert replayed["nics"][0]["addresses"][0] == "192.0.2.1/24"
+    assert replayed["listeners"][0]["process"] == "sshd"
+
+
+def test_the_same_value_gets_the_same_replacement_and_parts_of_words_stay():
+    redact = Redactor(["node1", "localhost"], [])
+    text = redact("aa:bb:cc:dd:ee:01 AA:BB:CC:DD:EE:01 aa:bb:cc:dd:ee:02 00:00:00:00:00:00 node1 node12 localhost")
+    assert text == (
+        "02:00:00:00:00:01 02:00:00:00:00:01 02:00:00:00:00:02 00:00:00:00:00:00 recorded-host node12 localhost"
+    )
+
+
+def test_connections_are_dropped_and_listeners_kept():
+    head, listening, open_ = "sl\n", "0: a b 0A c\n", "1: a b 01 c\n"
+    assert keep_listening(head + listening + open_) == head + listening
+
+
+def test_errors_of_a_tool_survive_the_recording(tmp_path):
+    host = ReplayHost(load_machine(MACHINES / "epyc-virtual").machine, {})
+    host.commands = {"systemctl --version": (1, "no newline", "reason\n"), "ip -j addr": (255, "", "unknown\n")}
+    record(host, tmp_path / "new")
+    assert load_machine(tmp_path / "new").commands == {
+        "systemctl --version": (1, "no newline\n", "reason\n"),
+        "ip -j addr": (255, "", "unknown\n"),
+    }
+
+
+def test_the_tool_records_this_machine_without_ansible(tmp_path, project_root):
+    command = [sys.executable, "-I", "-S", str(project_root / "tools/record_hardware.py"), str(tmp_path / "new")]
+    subprocess.run([*command, "--source", "here"], check=True, timeout=60)
+    assert json.loads(machine_facts(tmp_path / "new"))["schema"] == 1
+    again = subprocess.run([*command, "--source", "here"], capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 2
+    assert "name a new directory" in again.stderr
