@@ -34,7 +34,7 @@ test: ## Everything CI runs, on real systemd hosts it boots and removes itself
 
 .PHONY: sanity
 sanity: venv ## ansible-test sanity on the staged collection
-	@tools/sanity
+	@python tools/stage_collection.py sanity
 
 .PHONY: molecule
 molecule: venv ## Molecule scenarios on real systemd hosts
@@ -47,7 +47,7 @@ bench-plan: venv ## Plan time and memory at 10, 100 and 1,000 hosts, one JSON li
 
 .PHONY: bench
 bench: venv ## All the figures of docs/benchmarks.md
-	@tools/bench
+	@python tools/bench.py
 
 .PHONY: docs
 docs: venv ## Regenerate README variable blocks and docs/reference
