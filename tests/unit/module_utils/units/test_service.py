@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unit's text against golden files, and the start limit."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_ansible.units import service
+
+GOLDEN = Path(__file__).resolve().parents[3] / "fixtures/units"
+
+CPU = {
+    "instance": "smollm2",
+    "served_model_name": "smollm2-135m-instruct",
+    "listen_address": "10.20.0.11",
+    "port": 8000,
+    "user": "vllm",
+    "group": "vllm",
+    "model_size_bytes": 269_000_000,
+    "read_bytes_per_s": 450_000_000,
+    "memory_max_bytes": 6 << 30,
+    "shared_memory_bytes": None,
+    "devices": [],
+    "allowed_networks": ["10.20.0.0/16"],
+    "restart_burst": 6,
+    "restart_interval_seconds": 600,
+    "stop_timeout_seconds": 30,
+    "watchdog_seconds": 30,
+}
+NPU = {
+    **CPU,
+    "instance": "deepseek-r1",
+    "served_model_name": "100% deepseek",
+    "listen_address": "0.0.0.0",
+    "model_size_bytes": 700_000_000_000,
+    "read_bytes_per_s": 2_000_000_000,
+    "memory_max_bytes": None,
+    "shared_memory_bytes": 16 << 30,
+    "devices": ["/dev/davinci0", "/dev/davinci_manager"],
+}
+
+
+@pytest.mark.parametrize(("name", "spec"), [("cpu", CPU), ("npu", NPU)])
+def test_the_text_is_the_golden_one(name, spec):
+    assert service.check(spec) == []
+    assert service.render(spec) == (GOLDEN / f"{name}.service").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+@pytest.mark.parametrize("spec", [CPU, NPU])
+def test_systemd_knows_every_directive(spec, tmp_path):
+    # The interpreter is not installed here; a program that exists lets the rest be judged.
+    path = tmp_path / "vllm-x.service"
+    path.write_text(
+        service.render(spec).replace(f"/opt/vllm/instances/{spec['instance']}/current/bin/python3", "/bin/true")
+    )
+    result = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert [line for line in result.stderr.splitlines() if "vllm-x.service" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "speed", "seconds"),
+    [
+        (0, None, 120),
+        (269_000_000, 450_000_000, 120),
+        (10_000_000_000, None, 390),
+        (700_000_000_000, 2_000_000_000, 1140),
+        (1, 3, 120),
+    ],
+)
+def test_start_limit(size, speed, seconds):
+    assert service.start_timeout_seconds(size, speed) == seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"instance": "Big One"}, "instance: 'Big One'"),
+        ({"instance": "../x"}, "instance: '../x'"),
+        ({"instance": "models"}, "instance: 'models'"),
+        ({"port": 70000}, "port: 70000"),
+        ({"devices": ["/dev/../etc rw\nUser=root"]}, "devices:"),
+        ({"allowed_networks": ["10.0.0.0/8\nUser=root"]}, "allowed_networks:"),
+        ({"memory_max_bytes": 0}, "memory_max_bytes: 0"),
+    ],
+)
+def test_what_cannot_be_a_unit_is_named(change, word):
+    (problem,) = service.check({**CPU, **change})
+    assert word in problem
+
+
+def test_a_line_break_cannot_smuggle_a_directive():
+    lines = service.render({**CPU, "served_model_name": "m\nUser=root"}).splitlines()
+    assert "User=root" not in lines
