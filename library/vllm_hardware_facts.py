@@ -154,7 +154,7 @@ ansible_facts:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_ansible.hardware import SCHEMA, gather_hardware
+from ansible.module_utils.vllm_ansible.hardware.facts import SCHEMA, gather_hardware
 from ansible.module_utils.vllm_ansible.host import Host
 
 

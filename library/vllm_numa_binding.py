@@ -17,8 +17,10 @@ description:
 attributes:
   check_mode:
     support: full
+    description: Every check is made and the outcome foretold, nothing is written.
   diff_mode:
     support: full
+    description: Shows the drop-in before and after.
 options:
   instance:
     description: Name of the instance, the part of the unit's name after C(vllm-).

@@ -178,7 +178,7 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
 
 def machine_facts(directory: Path) -> str:
     """Return the text of a machine's facts.json."""
-    from ansible.module_utils.vllm_ansible.hardware import gather_hardware
+    from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
 
     return json.dumps(gather_hardware(load_machine(directory), PATHS), indent=1) + "\n"
 

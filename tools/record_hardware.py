@@ -199,7 +199,8 @@ def main(arguments=None):
     if any("=" not in pair for pair in options.redact):
         parser.error("--redact wants OLD=NEW")
     import_module_utils()
-    from ansible.module_utils.vllm_ansible.hardware import gather_hardware, storage
+    from ansible.module_utils.vllm_ansible.hardware import storage
+    from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
     from ansible.module_utils.vllm_ansible.host import Host
 
     recorder = Recorder(Host(run_command))

@@ -6,7 +6,7 @@ import re
 import pytest
 from ansible.module_utils.vllm_ansible.binding import parse_dropin, parse_numa_maps
 from ansible.module_utils.vllm_ansible.hardware import network, npu_smi, nvidia_smi
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.hardware_machines import MACHINES, parse_capture
@@ -91,6 +91,7 @@ def damaged(draw, texts):
     return text
 
 
+@settings(deadline=None)  # machines that run tests are busy
 @given(damaged([*CAPTURES.values(), ATLAS["npu-smi-info"]]))
 def test_damaged_npu_smi_info_gives_only_well_formed_chips(text):
     info = npu_smi.parse_info(text)
@@ -102,23 +103,27 @@ def test_damaged_npu_smi_info_gives_only_well_formed_chips(text):
         assert chip["pci"] is None or re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", chip["pci"])
 
 
+@settings(deadline=None)
 @given(damaged([ATLAS["npu-smi-info-m"], ATLAS["npu-smi-info-l"]]))
 def test_damaged_npu_smi_lists_never_raise(text):
     assert all(isinstance(chip["npu"], int) and chip["name"] != "Mcu" for chip in npu_smi.parse_mapping(text))
     assert all(isinstance(number, int) for number in npu_smi.parse_list(text)["npus"])
 
 
+@settings(deadline=None)
 @given(damaged([NVIDIA]))
 def test_damaged_nvidia_smi_never_raises(text):
     assert all(gpu["memory_bytes"] is None or gpu["memory_bytes"] > 0 for gpu in nvidia_smi.parse_query(text))
 
 
+@settings(deadline=None)
 @given(damaged([parse_capture((MACHINES / "epyc-virtual/commands/ip-j-addr.txt").read_text())[1][1]]))
 def test_damaged_ip_output_never_raises(text):
     addresses = network.parse_ip_json(text)
     assert addresses is None or all(isinstance(found, list) for found in addresses.values())
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_drop_ins_and_numa_maps_may_hold_anything(text):
     assert set(parse_dropin(text)) == {"managed", "cpus", "memory_nodes"}

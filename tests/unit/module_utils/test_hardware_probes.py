@@ -4,9 +4,10 @@
 import json
 
 import pytest
-from ansible.module_utils.vllm_ansible.hardware import gather_hardware, pci
+from ansible.module_utils.vllm_ansible.hardware import pci
 from ansible.module_utils.vllm_ansible.hardware.cgroup import parse_cgroups, unit_of
 from ansible.module_utils.vllm_ansible.hardware.cpu import parse_cpuinfo
+from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
 from ansible.module_utils.vllm_ansible.hardware.listeners import parse_tcp
 from ansible.module_utils.vllm_ansible.hardware.memory import parse_meminfo
 from ansible.module_utils.vllm_ansible.hardware.network import parse_proc_addresses

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from ansible.module_utils.vllm_ansible.hardware import gather_hardware, storage
+from ansible.module_utils.vllm_ansible.hardware import storage
+from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
 
+from tools import pythons
 from tools.hardware_machines import MACHINES, PATHS, ReplayHost, load_machine, machine_facts
 from tools.record_hardware import Recorder, Redactor, keep_listening, write_machine
 
@@ -70,10 +72,16 @@ def test_errors_of_a_tool_survive_the_recording(tmp_path):
     }
 
 
-def test_the_tool_records_this_machine_without_ansible(tmp_path, project_root):
-    command = [sys.executable, "-I", "-S", str(project_root / "tools/record_hardware.py"), str(tmp_path / "new")]
+@pytest.mark.parametrize("version", ["3.6", "3.7", "{}.{}".format(*sys.version_info)])
+def test_the_tool_records_this_machine_without_ansible(tmp_path, project_root, version):
+    interpreter = pythons.find(version)
+    if interpreter is None:
+        pytest.skip(f"no Python {version} on this machine")
+    command = [interpreter, "-I", "-S", str(project_root / "tools/record_hardware.py"), str(tmp_path / "new")]
     subprocess.run([*command, "--source", "here"], check=True, timeout=60)
-    assert json.loads(machine_facts(tmp_path / "new"))["schema"] == 1
+    facts = json.loads(machine_facts(tmp_path / "new"))
+    assert facts["os"]["python"].startswith(version + ".")
+    assert facts["memory"]["total_bytes"] > 2**28
     again = subprocess.run([*command, "--source", "here"], capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 2
     assert "name a new directory" in again.stderr

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host is, as plain data. Facts describe and never decide; schema 1 is documented in vllm_hardware_facts.
+
+One file per source. Each has pure ``parse…(text)`` functions, and a ``gather…(host, warn)`` that reads through a
+:class:`~ansible.module_utils.vllm_ansible.host.Host` and reports what it could not learn by ``warn(code, message)``.
+"""
+
+from ansible.module_utils.vllm_ansible.hardware import (
+    accelerators,
+    cpu,
+    listeners,
+    memory,
+    network,
+    operating_system,
+    storage,
+)
+
+SCHEMA = 1
+
+
+def gather_hardware(host, paths=()):
+    """Return the hardware facts of a host.
+
+    Args:
+        host: the machine to describe.
+        paths: paths whose file system matters; each need not exist yet.
+    Returns:
+        The facts (schema 1), JSON-ready and in a fixed order. Never raises for a file or tool that is missing.
+    """
+    warnings = []
+
+    def warn(code, message):
+        entry = {"code": code, "message": message}
+        if entry not in warnings:
+            warnings.append(entry)
+
+    system = host.system()
+    nics, default_address = network.gather_network(host, warn)
+    facts = {
+        "schema": SCHEMA,
+        "architecture": system["machine"],
+        "os": operating_system.gather_os(host, warn),
+        "cpu": cpu.gather_cpu(host, warn),
+        "numa": {"nodes": memory.gather_nodes(host, warn)},
+        "memory": memory.gather_memory(host, warn),
+        "disks": storage.gather_disks(host),
+        "paths": storage.gather_paths(host, paths, warn),
+        "nics": nics,
+        "default_address": default_address,
+        "listeners": listeners.gather_listeners(host, warn),
+        "accelerators": accelerators.gather_accelerators(host, warn),
+    }
+    facts["warnings"] = sorted(warnings, key=lambda entry: (entry["code"], entry["message"]))
+    return facts
