@@ -129,10 +129,13 @@ def main():
     cpus, memory_nodes, desired = desired_text(module, host)
     changes = binding.plan_changes(host.read(path), desired)
     if changes["changed"] and not module.check_mode:
-        if desired is None:
-            host.remove(path)
-        else:
-            host.write_atomically(path, desired)
+        try:
+            if desired is None:
+                host.remove(path)
+            else:
+                host.write_atomically(path, desired)
+        except OSError as error:
+            module.fail_json(msg=f"Cannot change {path}: {error.strerror}. Free the disk or become root and run again.")
     module.exit_json(
         changed=changes["changed"],
         diff=dict(changes["diff"], before_header=path, after_header=path),

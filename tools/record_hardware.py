@@ -7,9 +7,9 @@ other package)::
 
     python3 tools/record_hardware.py OUTPUT_DIRECTORY --source "where this machine is and who recorded it"
 
-MAC addresses, the host's names, GPU UUIDs and established connections never reach the output. IP addresses do:
-replace them, and anything else that must not leave the site, by ``--redact OLD=NEW``; then read the result before
-passing it on. Afterwards run ``python tools/hardware_machines.py`` in the repository to write its facts.json.
+MAC addresses, the host's names, GPU UUIDs and established connections never reach the output. IP addresses do
+(root/proc/net/route has them in hexadecimal): replace them, and anything else that must not leave the site, by
+``--redact OLD=NEW``; then read the result before passing it on. Afterwards run ``python tools/hardware_machines.py`` in the repository to write its facts.json.
 """
 
 import argparse
@@ -121,9 +121,9 @@ def write_machine(directory, recorder, redact, sources, storage):
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         if name in files:
             files[name] = keep_listening(files[name])
-    # Only the file systems that facts can name.
+    # Only the file systems that facts can name, and not their options: those hold paths and user names.
     files["/proc/self/mountinfo"] = "".join(
-        line
+        " ".join(line.split(" ")[: line.split(" ").index("-") + 3]) + "\n"
         for line in files.get("/proc/self/mountinfo", "").splitlines(True)
         if any(storage.is_disk(mount) for mount in storage.parse_mountinfo(line))
     )

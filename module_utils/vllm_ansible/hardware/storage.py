@@ -50,8 +50,9 @@ def parse_mountinfo(text):
 
 def is_disk(mount):
     """Tell whether a mount holds an operator's data."""
-    # An overlay is a container's view of a disk that is already listed, unless it is our own root.
-    return mount["fstype"] not in _PSEUDO and (mount["fstype"] != "overlay" or mount["mount"] == "/")
+    if mount["fstype"] == "overlay":
+        return mount["mount"] == "/"  # elsewhere it is a container's view of a disk that is already listed
+    return mount["fstype"] not in _PSEUDO and not mount["mount"].startswith("/run/")
 
 
 def gather_disks(host):

@@ -100,6 +100,20 @@ def test_a_reload_that_an_earlier_run_missed_is_still_due(run_module, units):
     assert (result["changed"], result["reload_required"]) == (False, True)
 
 
+def test_a_disk_that_is_full_is_named_and_the_old_binding_stays(run_module, units, monkeypatch):
+    directory, _ = units
+    bind(run_module, directory, cpus="0")
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ansible.module_utils.vllm_ansible.host.os.fsync", full)
+    result = bind(run_module, directory, cpus="1")
+    assert result["failed"]
+    assert "No space left on device. Free the disk" in result["msg"]
+    assert "CPUAffinity=0" in (directory / "vllm-a.service.d/20-numa.conf").read_text()
+
+
 def describe(run_module, directory, *instances):
     return run_module(
         vllm_numa_binding_info, {"instances": list(instances), "unit_directory": str(directory)}, check_mode=True

@@ -232,6 +232,7 @@ def test_disks_are_listed_once_and_without_container_layers(taishan):
     taishan.files["/proc/self/mountinfo"] += (
         "90 1 8:1 /srv /mnt/with\\040blank rw - xfs /dev/sda3 rw\n"
         "91 1 0:50 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n92 1 0:51 / /run rw - tmpfs tmpfs rw\n"
+        "94 1 8:9 / /run/host/incoming rw - ext4 /dev/sdz rw\n"
         "93 1 0:52 / /data rw shared:1 master:2 - nfs4 filer:/export rw\n"
     )
     assert [disk["mount"] for disk in gather(taishan)["disks"]] == ["/", "/data", "/var/lib/vllm"]

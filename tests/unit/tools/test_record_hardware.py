@@ -36,12 +36,13 @@ def test_what_identifies_the_machine_is_replaced(tmp_path):
     ]}]), "")  # fmt: skip
     host.files["/etc/os-release"] += 'SITE="taishan7.bank.example"\n'
     host.files["/proc/net/tcp"] += "1: 0100000A:0016 0200000A:C000 01 0:0 0:0 0 0 0 30001 1\n"
+    host.files["/proc/self/mountinfo"] += "99 1 0:44 / /data rw shared:1 - cifs //filer/x rw,username=someone\n"
     host.links["/proc/1001/fd/9"] = "/home/someone/private"
     host.files["/proc/1001/fd/9"] = "never read"
     host.commands["systemd-detect-virt"] = (1, "none\n", "GPU-12345678-1234-1234-1234-123456789abc\n")
     record(host, tmp_path / "new", [("10.1.2.3", "192.0.2.1")])
     written = "".join(path.read_text() for path in (tmp_path / "new").rglob("*") if path.is_file())
-    for secret in (mac, "2ff:feaa", "10.1.2.3", "taishan7", "0200000A", "30001", "private", "12345678-1234"):
+    for secret in (mac, "2ff:feaa", "10.1.2.3", "taishan7", "0200000A", "30001", "private", "someone", "12345678-1234"):
         assert secret not in written, secret
     replayed = json.loads(machine_facts(tmp_path / "new"))
     assert replayed["nics"][0]["mac"].startswith("02:00:00:00:")
