@@ -9,7 +9,8 @@ other package)::
 
 MAC addresses, the host's names, GPU UUIDs and established connections never reach the output. IP addresses do
 (root/proc/net/route has them in hexadecimal): replace them, and anything else that must not leave the site, by
-``--redact OLD=NEW``; then read the result before passing it on. Afterwards run ``python tools/hardware_machines.py`` in the repository to write its facts.json.
+``--redact OLD=NEW``; then read the result before passing it on. Afterwards run ``python tools/hardware_machines.py``
+in the repository to write its facts.json.
 """
 
 import argparse
