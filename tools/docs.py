@@ -7,11 +7,13 @@ tools/docs.py --check   write nothing; exit 1 and name each file that is not up 
 
 roles/*/meta/argument_specs.yml  ->  the variables block of roles/*/README.md, docs/reference/roles.md
 library/*.py, callback_plugins/  ->  docs/reference/modules/<name>.md and its README.md
+module_utils/vllm_ansible/plan/codes.py  ->  docs/reference/plan-errors.md
 """
 
 import argparse
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -194,6 +196,21 @@ def modules_index(sources: list[tuple[Path, str]]) -> str:
     return GENERATED + "# Modules and plugins\n\n" + "\n".join(rows) + "\n"
 
 
+def plan_codes_page(source: Path) -> str:
+    """docs/reference/plan-errors.md."""
+    codes = runpy.run_path(str(source))
+    parts = [
+        "# What a plan can say\n",
+        "Every problem is reported at once, with host, field, the value seen and what to set; with any of them there is"
+        " no plan and nothing was changed. How the planner decides: [planning.md](../planning.md).\n",
+    ]
+    for title, name in (("Problems", "PROBLEMS"), ("Warnings", "WARNINGS"), ("Rules of decisions", "RULES")):
+        rows = ["| code | meaning |", "|---|---|"]
+        rows += [f"| `{code}` | {cell(text)} |" for code, text in sorted(codes[name].items())]
+        parts += [f"## {title}\n", "\n".join(rows) + "\n"]
+    return GENERATED + "\n".join(parts)
+
+
 def generate(root: Path) -> tuple[dict[Path, str], list[DocsError]]:
     """Every generated file with its content, and what kept others from being generated."""
     if AnsibleCollectionConfig.collection_finder is None:
@@ -205,6 +222,9 @@ def generate(root: Path) -> tuple[dict[Path, str], list[DocsError]]:
     wanted: dict[Path, Callable[[], str]] = {role / "README.md": partial(role_readme, role) for role in roles}
     wanted[reference / "roles.md"] = partial(roles_index, roles)
     wanted[reference / "modules" / "README.md"] = partial(modules_index, sources)
+    codes = root / "module_utils" / "vllm_ansible" / "plan" / "codes.py"
+    if codes.is_file():
+        wanted[reference / "plan-errors.md"] = partial(plan_codes_page, codes)
     for source, kind in sources:
         wanted[reference / "modules" / f"{source.stem}.md"] = partial(plugin_page, source, kind)
     files, errors = {}, []

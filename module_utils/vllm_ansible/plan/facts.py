@@ -126,8 +126,8 @@ def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...
 
 def _usable_cpus(cpu: Reader) -> Tuple[int, ...]:
     online = _cpulist(cpu, "online", required=True)
-    allowed = _cpulist(cpu, "allowed")
-    return tuple(c for c in online if c in set(allowed)) if allowed else online
+    allowed = set(_cpulist(cpu, "allowed"))
+    return tuple(c for c in online if c in allowed) if allowed else online
 
 
 def _nodes(numa: Reader, cpus: Tuple[int, ...], memory_bytes: int) -> Tuple[Node, ...]:

@@ -13,6 +13,7 @@ from ansible.module_utils.vllm_ansible.plan.requests import nearest
 # Flags the plan or a role sets, and where the operator says it instead.
 OWNED_FLAGS = {
     "api-key": "engine_service_api_key",
+    "api-key-file": "engine_service_api_key",
     "data-parallel-size": "engine_request.data_parallel_size",
     "dtype": "engine_request.dtype",
     "host": "engine_address",
@@ -35,6 +36,11 @@ OWNED_ENVIRONMENT = {
     "PATH": "nothing: the release brings its own programs",
     "PYTHONHOME": "nothing: the release brings its own Python",
     "PYTHONPATH": "nothing: the release brings its own Python",
+}
+_PATTERNS = {
+    "int": (r"-?[0-9]+\Z", "a whole number"),
+    "float": (r"-?[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?\Z", "a number"),
+    "human-int": (r"(auto|-?[0-9]+(\.[0-9]+)?[kKmMgGtT]?)\Z", "a whole number, also as 4k or 1M"),
 }
 _SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|\Z)", re.IGNORECASE)
 
@@ -70,7 +76,8 @@ def apply_extras(group: Group, context: Context) -> None:
             fail(group, context, "E_ARG_OWNED", "--{} is set by the plan".format(name),
                  OWNED_FLAGS[name], field, value)  # fmt: skip
         elif _check_flag(group, name, value, known, field, context):
-            group.flags[name] = value
+            # False becomes the flag's own negation; the engine has no --flag=false
+            group.flags["no-" + name if value is False else name] = value is False or value
             context.findings.decide("R_ARG_EXTRA", "engine.flags." + name, value,
                                     "engine_request.extra_args asks for it", group=group.name)  # fmt: skip
     for key in sorted(group.request.extra_env):
@@ -94,13 +101,15 @@ def _wrong_value(value: Any, spec: Dict[str, Any]) -> str:
     """Return what the value has to be, or an empty text when it is right. Types not listed here are not checked."""
     kind, choices = spec.get("type"), spec.get("choices")
     if kind == "bool":
+        if value is False and not spec.get("negatable"):
+            return "true, or left out: it cannot be negated"
         return "" if isinstance(value, bool) else "true or false"
-    if isinstance(choices, list) and choices:
+    if isinstance(value, bool) and kind in ("int", "float", "str", "human-int"):
+        return "no truth value" if kind == "str" else "a number"
+    if isinstance(choices, list) and choices and kind != "any":
         return "" if value in choices else "one of " + ", ".join(str(c) for c in choices)
-    if kind == "int" and not re.match(r"-?[0-9]+\Z", str(value)):
-        return "a whole number"
-    if kind == "float" and not re.match(r"-?[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?\Z", str(value)):
-        return "a number"
+    if kind in _PATTERNS and not re.match(_PATTERNS[kind][0], str(value)):
+        return _PATTERNS[kind][1]
     if kind == "json" and not isinstance(value, (dict, list)):
         try:
             json.loads(value)
@@ -108,6 +117,8 @@ def _wrong_value(value: Any, spec: Dict[str, Any]) -> str:
             return "a mapping, a list or JSON text"
     if kind == "str" and not isinstance(value, (str, int, float)):
         return "a text"
+    if kind == "list" and not (isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)):
+        return "a list"
     return ""
 
 

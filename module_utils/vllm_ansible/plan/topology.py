@@ -15,23 +15,21 @@ def reserved_cpus(nodes: Sequence[Node]) -> Tuple[int, ...]:
 
 
 def divide(nodes: Sequence[Node], taken: Set[int], ranks: int) -> List[List[int]]:
-    """Return `ranks` disjoint lists of the CPUs not in `taken`; a list is empty when there are too few CPUs.
+    """Return `ranks` disjoint lists of the CPUs not in `taken`, each on one node; empty lists when there are too few.
 
-    Up to as many ranks as nodes: a whole node each, the nodes with most free CPUs first. More: every node gets its
-    even share of the ranks and is cut into equal runs.
+    Every rank in turn goes to the node where it gets the most CPUs, the lower number first: a whole node each while
+    there are nodes of equal size, then equal runs of a node.
     """
     free = [[cpu for cpu in node.cpus if cpu not in taken] for node in nodes]
-    free = [cpus for cpus in free if cpus]
-    if not free:
-        return [[] for _ in range(ranks)]
-    if ranks <= len(free):
-        largest = sorted(range(len(free)), key=lambda i: (-len(free[i]), i))[:ranks]
-        return [free[i] for i in sorted(largest)]
-    shares: List[List[int]] = []
-    for index, cpus in enumerate(free):
-        here = ranks // len(free) + (1 if index < ranks % len(free) else 0)
-        shares += [cpus[len(cpus) * r // here : len(cpus) * (r + 1) // here] for r in range(here)]
-    return shares
+    here = [0] * len(free)
+    for _ in range(ranks):
+        best = max(range(len(free)), key=lambda i: (len(free[i]) / (here[i] + 1), -i))
+        here[best] += 1
+    return [
+        cpus[len(cpus) * rank // count : len(cpus) * (rank + 1) // count]
+        for cpus, count in zip(free, here)
+        for rank in range(count)
+    ]
 
 
 def nodes_of(nodes: Sequence[Node], cpus: Sequence[int]) -> List[int]:

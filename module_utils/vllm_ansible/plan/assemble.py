@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the plan together: with problems a report, without them builds, models, groups and every host's slices."""
+
+from typing import Any, Dict, List
+
+from ansible.module_utils.vllm_ansible.plan.canonical import digest, natural_key
+from ansible.module_utils.vllm_ansible.plan.findings import Findings
+from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.slices import engine_slices
+
+SCHEMA = 1
+
+
+def assemble(
+    on_host: Dict[str, List[Group]],
+    hosts: Dict[str, Host],
+    placed: Any,
+    builds: Dict[str, Any],
+    networks: List[str],
+    findings: Findings,
+) -> Dict[str, Any]:
+    """Return the plan (schema 1) from the groups on each host, their bindings and the builds they need."""
+    unique = {group.name: group for groups in on_host.values() for group in groups}
+    groups = [unique[name] for name in sorted(unique, key=natural_key)]
+    ok = not findings.problems
+    plan: Dict[str, Any] = {
+        "schema": SCHEMA,
+        "ok": ok,
+        "digest": None,
+        "builds": [],
+        "models": [],
+        "groups": [_describe(group) for group in groups],
+        "hosts": {},
+        "decisions": findings.sorted_decisions(),
+        "problems": findings.problems,
+        "warnings": findings.warnings,
+    }
+    if not ok:
+        return plan
+    models = {g.model.name: g.model.slice() for g in groups if g.model is not None}
+    plan["builds"] = [builds[name] for name in sorted(builds)]
+    plan["models"] = [models[name] for name in sorted(models)]
+    for host in hosts.values():
+        own = on_host.get(host.name, [])
+        slices: Dict[str, Any] = {}
+        if own:
+            slices.update(engine_slices(host, own, placed[host.name], networks))
+        if host.build and not host.left_out:
+            made = [b for b in plan["builds"] if b["host"] == host.name]
+            names = {b["build"] for b in made}
+            needed = {g.model.name for g in groups if g.model is not None and g.build in names}
+            slices["engine_build"] = {"builds": [{k: b[k] for k in b if k != "host"} for b in made]}
+            # an engine host that also builds already holds its own models in this slice
+            held = {m["name"] for m in slices.get("model_store", {}).get("models", [])}
+            slices["model_store"] = {"models": [models[n] for n in sorted(needed | held)]}
+        if slices:
+            build = builds[own[0].build] if own else None
+            plan["hosts"][host.name] = {
+                "digest": digest({"slices": slices, "build": build}),
+                "build": build,
+                "slices": slices,
+            }
+    plan["digest"] = digest({key: plan[key] for key in ("schema", "builds", "models", "groups", "hosts")})
+    return plan
+
+
+def _describe(group: Group) -> Dict[str, Any]:
+    return {
+        "name": group.name,
+        "instance": group.instance,
+        "pool": group.pool,
+        "model": group.request.model,
+        "backend": group.backend or None,
+        "build": group.build if group.row is not None else None,
+        "members": [{"host": host.name, "node_rank": rank} for rank, host in enumerate(group.hosts)],
+        "layout": dict(group.layout),
+        "max_model_len": group.max_model_len,
+        "dtype": group.dtype or None,
+        "memory": dict(group.memory),
+        "endpoint": {"address": group.head.address, "port": group.port},
+    }

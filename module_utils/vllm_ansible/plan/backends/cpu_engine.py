@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row, machine, model, data type and layout of a CPU engine: what runs at all, and how it is divided."""
+
+from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
+from ansible.module_utils.vllm_ansible.plan.canonical import version_key
+from ansible.module_utils.vllm_ansible.plan.catalogue import Row
+from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+
+BFLOAT16_ISA = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def decide_row(group: Group, row: Row, context: Context) -> None:
+    context.findings.decide(
+        "R_ROW_PINNED" if group.request.version else "R_ROW_DEFAULT",
+        "engine.version",
+        "{} {}".format(row.engine, row.version),
+        "engine_request.version asks for it"
+        if group.request.version
+        else "row {} is the tested default of backend {}".format(row.name, row.backend),
+        group=group.name,
+    )
+
+
+def check_machine(group: Group, row: Row, host: Host, context: Context) -> None:
+    """Architecture, instruction sets and C library of one host against the row."""
+    hardware = host.hardware
+    assert hardware is not None
+    machine = row.machines.get(hardware.architecture)
+    if machine is None:
+        fail(
+            group,
+            context,
+            "E_ARCHITECTURE",
+            "{} is {}, and row {} has a locked set of packages for {} only".format(
+                host.name, hardware.architecture, row.name, ", ".join(sorted(row.machines))
+            ),
+            "hosts of these architectures in {}, or another version".format(group.pool),
+            "vllm_hardware.architecture",
+            hardware.architecture,
+            host,
+        )
+        return
+    missing = [isa for isa in machine.isa if isa not in hardware.isa]
+    if missing:
+        fail(
+            group,
+            context,
+            "E_ISA",
+            "The kernels of {} {} need {}, which {} ({}) does not have".format(
+                row.engine, row.version, ", ".join(missing), host.name, hardware.cpu_model or "unknown CPU"
+            ),
+            "another host in {}, or expose these instructions to the virtual machine".format(group.pool),
+            "vllm_hardware.cpu.isa",
+            ", ".join(sorted(hardware.isa)) or "none",
+            host,
+        )
+    if version_key(hardware.glibc) < version_key(machine.glibc):
+        fail(
+            group,
+            context,
+            "E_GLIBC",
+            "{} runs glibc {}, and the engine needs {} or newer".format(
+                host.name, hardware.glibc or "of unknown version", machine.glibc
+            ),
+            "a host with a newer operating system than {}".format(hardware.os_name or "this one"),
+            "vllm_hardware.os.glibc",
+            hardware.glibc,
+            host,
+        )
+
+
+def check_model(group: Group, row: Row, context: Context) -> None:
+    model = group.model
+    assert model is not None
+    if model.architecture not in row.model_architectures:
+        fail(
+            group,
+            context,
+            "E_MODEL_ARCHITECTURE",
+            "{} {} on {} does not serve {} ({})".format(
+                row.engine, row.version, row.backend, model.architecture, model.name
+            ),
+            "a model of one of these architectures: " + ", ".join(sorted(row.model_architectures)),
+            "engine_request.model",
+            model.architecture,
+        )
+    if model.shape.mla:
+        numbers = {"kv_lora_rank": model.shape.kv_lora_rank, "qk_rope_head_dim": model.shape.rope_dim}
+        for key in sorted(numbers):
+            if key in row.mla and numbers[key] != row.mla[key]:
+                fail(
+                    group,
+                    context,
+                    "E_MODEL_SHAPE",
+                    "The latent-attention kernel of {} {} on {} is compiled for {} {} only; {} has {}".format(
+                        row.engine, row.version, row.backend, key, row.mla[key], model.name, numbers[key]
+                    ),
+                    "a model with {}: {}".format(key, row.mla[key]),
+                    "engine_request.model",
+                    numbers[key],
+                )
+
+
+def decide_dtype(group: Group, row: Row, context: Context) -> None:
+    assert group.model is not None
+    asked = group.request.dtype if group.request.dtype != "auto" else None
+    group.dtype = asked or group.model.dtype
+    if group.dtype not in row.dtypes:
+        fail(
+            group,
+            context,
+            "E_DTYPE",
+            "{} {} on {} does not compute in {}".format(row.engine, row.version, row.backend, group.dtype),
+            "dtype: " + " or ".join(row.dtypes),
+            "engine_request.dtype",
+            group.dtype,
+        )
+        return
+    if asked:
+        rule, because = "R_DTYPE_PINNED", "engine_request.dtype asks for it"
+    elif group.dtype != "bfloat16":
+        rule, because = "R_DTYPE_MODEL", "the weights are stored in it"
+    else:
+        slow = [h.name for h in group.hosts if h.hardware and not h.hardware.isa.intersection(BFLOAT16_ISA)]
+        rule = "R_DTYPE_EMULATED" if slow else "R_DTYPE_NATIVE"
+        because = (
+            "the weights are stored in it; {} computes it through float32, having none of {}".format(
+                ", ".join(slow), ", ".join(BFLOAT16_ISA)
+            )
+            if slow
+            else "the weights are stored in it and the CPU computes it natively"
+        )
+    context.findings.decide(rule, "engine.dtype", group.dtype, because, group=group.name)
+
+
+def decide_layout(group: Group, context: Context) -> None:
+    """One worker unless pinned: on CPUs a second replica gains more than splitting one."""
+    request, model = group.request, group.model
+    assert model is not None
+    if len(group.hosts) > 1:
+        fail(
+            group,
+            context,
+            "E_MULTI_NODE",
+            "A CPU engine over {} hosts is not installed by this version".format(len(group.hosts)),
+            "nodes: 1",
+            "engine_request.nodes",
+            len(group.hosts),
+        )
+    if (request.pipeline_parallel_size or 1) > 1:
+        fail(
+            group,
+            context,
+            "E_LAYOUT",
+            "Pipeline parallelism fails in eager mode, and the CPU engine runs in eager mode",
+            "pipeline_parallel_size: 1",
+            "engine_request.pipeline_parallel_size",
+            request.pipeline_parallel_size,
+        )
+    if (request.data_parallel_size or 1) > 1:
+        fail(
+            group,
+            context,
+            "E_LAYOUT",
+            "Data parallelism inside one CPU engine is not tested",
+            "replicas_per_host: {}".format(request.data_parallel_size),
+            "engine_request.data_parallel_size",
+            request.data_parallel_size,
+        )
+    size = request.tensor_parallel_size or 1
+    heads, kv_heads = model.shape.heads, model.shape.kv_heads
+    if heads % size or (not model.shape.mla and kv_heads % size and size % kv_heads):
+        fits = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        fail(
+            group,
+            context,
+            "E_LAYOUT",
+            "tensor_parallel_size {} does not divide the {} attention heads ({} KV heads) of {}".format(
+                size, heads, kv_heads, model.name
+            ),
+            "tensor_parallel_size: " + " or ".join(str(n) for n in fits),
+            "engine_request.tensor_parallel_size",
+            size,
+        )
+        return
+    group.layout["tensor_parallel"] = size
+    context.findings.decide(
+        "R_LAYOUT_PINNED" if request.tensor_parallel_size else "R_LAYOUT_ONE_WORKER",
+        "engine.tensor_parallel",
+        size,
+        "engine_request.tensor_parallel_size asks for it"
+        if request.tensor_parallel_size
+        else "one worker per replica; replicas_per_host uses further NUMA nodes",
+        group=group.name,
+    )

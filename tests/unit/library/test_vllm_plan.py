@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module around the planner."""
+
+import json
+
+import pytest
+import vllm_plan
+import yaml
+
+from tools import golden
+
+
+def params(case: str, **changes):
+    inputs = golden.inputs(yaml.safe_load((golden.GOLDEN / case / "case.yml").read_text()))
+    return {
+        "hosts": inputs.hosts,
+        "catalogue": inputs.catalogue,
+        "models": inputs.models or {},
+        "overrides": inputs.overrides,
+        "flags": inputs.flags,
+        "networks": inputs.networks or [],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_it_returns_the_plan_of_the_planner(run_module, check_mode, as_text):
+    arguments = params("cpu-demo")
+    if as_text:
+        arguments["hosts"] = "\n" + json.dumps(arguments["hosts"])
+    result = run_module(vllm_plan, arguments, check_mode=check_mode)
+    assert result["changed"] is False
+    assert golden.render(result["plan"]) == (golden.GOLDEN / "cpu-demo" / "plan.json").read_text()
+
+
+def test_problems_fail_with_all_of_them(run_module):
+    result = run_module(vllm_plan, params("request-mistakes"))
+    stored = json.loads((golden.GOLDEN / "request-mistakes" / "plan.json").read_text())["problems"]
+    assert result["failed"] is True
+    assert result["problems"] == stored
+    assert result["plan"]["hosts"] == {}
+    assert result["msg"].startswith(f"No valid plan: {len(stored)} problems\n")
+    assert "E_REQUEST_KEY cpu01: engine_request.modle: engine_request has no key 'modle'. Set: model" in result["msg"]
+
+
+def test_problems_can_be_returned(run_module):
+    result = run_module(vllm_plan, params("request-mistakes", on_problems="return"))
+    assert "failed" not in result
+    assert result["problems"]
+
+
+def test_requests_are_checked_without_facts(run_module):
+    hosts = {
+        "cpu01": {
+            "groups": ["engines", "pool_a"],
+            "request": {"model": "x", "prot": 1},
+            "variables": ["old", "engine_x"],
+        },
+        "cpu02": {"groups": ["engines", "pool_b"], "request": {"model": "x"}, "variables": ["old"]},
+    }
+    result = run_module(vllm_plan, {"hosts": hosts, "stage": "requests", "removed": {"old": "engine_request.model"}})
+    assert [(p["code"], p["set"]) for p in result["problems"]] == [
+        ("E_REQUEST_KEY", "port"),
+        ("E_VARIABLE_REMOVED", "engine_request.model"),
+    ]
+    assert "plan" not in result
+
+
+def test_recordings_replace_the_hosts(run_module, tmp_path):
+    arguments = params("cpu-demo", recorded_hardware=str(tmp_path))
+    for name, host in arguments["hosts"].items():
+        facts = host.pop("hardware")
+        (tmp_path / f"{name}.json").write_text(json.dumps({"vllm_hardware": facts} if name == "cpu01" else facts))
+    result = run_module(vllm_plan, arguments)
+    assert golden.render(result["plan"]) == (golden.GOLDEN / "cpu-demo" / "plan.json").read_text()
+    (tmp_path / "cpu01.json").unlink()
+    result = run_module(vllm_plan, arguments)
+    assert [(p["code"], p["host"]) for p in result["problems"]] == [("E_FACTS_MISSING", "cpu01")]
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "1"])
+def test_a_broken_recording_is_named(run_module, tmp_path, text):
+    (tmp_path / "cpu01.json").write_text(text)
+    result = run_module(vllm_plan, params("cpu-demo", recorded_hardware=str(tmp_path)))
+    assert result["failed"] is True
+    assert "cpu01" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hosts": "{"}, "hosts has to be a mapping or JSON text"),
+        ({"hosts": "[]"}, "hosts has to be a mapping of host name"),
+        ({"hosts": {"cpu01": "x"}}, "hosts.cpu01 has to be a mapping"),
+        ({"recorded_hardware": "/nowhere"}, "recorded_hardware is no folder: /nowhere"),
+    ],
+)
+def test_wrong_arguments_are_named(run_module, changes, message):
+    result = run_module(vllm_plan, params("cpu-demo", **changes))
+    assert result["failed"] is True
+    assert message in result["msg"]
+
+
+@pytest.mark.parametrize("applied", ["not json", '{"slices": [1]}', None, "[]"])
+def test_an_unreadable_record_counts_as_none(run_module, applied):
+    arguments = params("cpu-demo")
+    arguments["hosts"]["cpu01"]["applied"] = applied
+    assert run_module(vllm_plan, arguments)["plan"]["ok"] is True
