@@ -111,11 +111,20 @@ def test_every_option_is_typed_and_described(role):
                 assert option.get("elements"), f"{entry}: {path} is a list without elements"
 
 
-def test_nested_options_have_no_defaults(role):
-    """Ansible checks arguments against the specification and never fills defaults in: nested ones would be fiction."""
+def test_defaults_inside_options_are_applied_by_the_role(role):
+    """Ansible checks arguments against the specification and never fills a default in: the role has to."""
+    code = "\n".join(line for _path, _number, line in code_lines(role))
     for entry, spec in specs(role).items():
         public = spec.get("options") or {}
-        assert [path for path, option in nested(public) if path not in public and "default" in option] == [], entry
+        for path, option in nested(public):
+            if path not in public and "default" in option:
+                applied = re.findall(rf"\.{path.rpartition('.')[2]}\s*\|\s*default\(([^,)]*)", code)
+                assert applied, f"{entry}: nothing applies the default of {path}"
+                if applied == ["omit"]:
+                    continue  # the module's own default, which its documentation states
+                assert {yaml.safe_dump(yaml.safe_load(value)) for value in applied} == {
+                    yaml.safe_dump(option["default"])
+                }, f"{entry}: {path}"
 
 
 def test_defaults_are_those_of_the_specification(role):
