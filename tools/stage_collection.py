@@ -111,20 +111,22 @@ def _ansible_version() -> str:
     return str(__version__)
 
 
+def pip_configuration(listing: str) -> str:
+    """A pip.conf with the settings that `pip config list` printed, those from the environment included."""
+    # Lines are `section.option='value'`; what comes from the environment has the section `:env:` and wins.
+    found = re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", listing, re.M)
+    settings = {option: value.replace("\\n", "\n  ") for option, value in found}
+    return "[global]\n" + "".join(f"{option} = {value}\n" for option, value in {**settings, "quiet": "2"}.items())
+
+
 def seed_home(home: Path) -> None:
     """Prepare a home directory for ansible-test: pip's configuration and the bootstrap scripts it looks for."""
     import ansible_test
 
     config = home / ".config" / "pip" / "pip.conf"
     config.parent.mkdir(parents=True, exist_ok=True)
-    settings = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
-    ).stdout
-    # Lines are `section.option='value'`; what comes from the environment has the section `:env:`.
-    lines = ["[global]", "quiet = 2"]
-    for option, value in re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", settings, re.M):
-        lines.append(f"{option} = " + value.replace("\\n", "\n  "))
-    config.write_text("\n".join(dict.fromkeys(lines)) + "\n")
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    config.write_text(pip_configuration(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     source = Path(ansible_test.__path__[0]) / "_internal" / "python_requirements.py"
     cache = home / ".ansible" / "test" / "cache"
     cache.mkdir(parents=True, exist_ok=True)

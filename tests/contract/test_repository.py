@@ -97,7 +97,5 @@ def test_no_large_files(project_files):
 
 
 def test_yaml_files_end_in_yml(texts):
-    ours = [
-        name for name in texts if name.endswith(".yaml") and not name.startswith(("tests/fixtures/", "changelogs/"))
-    ]
-    assert ours == [], "antsibull-changelog alone insists on .yaml"
+    exempt = ("tests/fixtures/", "changelogs/", ".pre-commit-config.yaml")  # recorded, or named so by their tools
+    assert [name for name in texts if name.endswith(".yaml") and not name.startswith(exempt)] == []
