@@ -438,7 +438,7 @@ def _check_room(manifest, parent):
 
 @contextlib.contextmanager
 def _locked(directory):
-    """Only one installation into `directory` at a time; a killed one leaves no lock behind."""
+    """Only one installation into `directory` at a time; a killed one leaves no lock behind, only the empty file."""
     parent, name = os.path.split(directory)
     path = os.path.join(parent, "." + name + ".lock")
     with open(path, "w") as stream:
@@ -449,6 +449,44 @@ def _locked(directory):
         try:
             yield
         finally:
+            os.unlink(path)
+
+
+_LEFTOVER = re.compile(r"^\.(?:staging-|removed-)(?P<staged>.+)$|^\.(?P<locked>.+)\.lock$")
+
+
+def _leftovers(parent):
+    """(hidden name, name of the directory it belongs to) of what installations into `parent` use meanwhile."""
+    for name in (sorted(os.listdir(parent)) if os.path.isdir(parent) else ()):
+        match = _LEFTOVER.match(name)
+        if match:
+            yield name, match.group("staged") or match.group("locked")
+
+
+def _is_running(parent, name):
+    path = os.path.join(parent, "." + name + ".lock")
+    try:
+        with open(path) as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def find_leftovers(parent):
+    """Hidden names in `parent` that interrupted installations and removals left."""
+    return [hidden for hidden, name in _leftovers(parent) if not _is_running(parent, name)]
+
+
+def remove_leftovers(parent):
+    """Remove what `find_leftovers` finds."""
+    for hidden in find_leftovers(parent):
+        path = os.path.join(parent, hidden)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
             os.unlink(path)
 
 

@@ -92,7 +92,7 @@ def test_tokenizer_is_the_one_of_the_file(write_gguf, tmp_path: Path) -> None:
     check_round_trip(str(path))
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     assert tokenizer.encode("<|im_start|>hello 42").tokens == ["<|im_start|>", "hell", "o", "Ġ", "4", "2"]
-    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
+    assert [config[f"{kind}_token"] for kind in ("bos", "eos", "pad")] == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
     assert config["chat_template"] == "{{ messages[0]['content'] }}"
 
 

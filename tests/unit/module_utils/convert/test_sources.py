@@ -31,7 +31,7 @@ def sha256(content: bytes) -> str:
 
 
 class Server:
-    """Serves `files`; `send_at_most` cuts transfers short, `ranges` off ignores Range, `answers` is how many it gives."""
+    """Serves `files`; `send_at_most` cuts transfers short, `ranges` off ignores Range, after `answers` comes 503."""
 
     def __init__(self) -> None:
         self.files = {"/w.bin": CONTENT, "/config.json": b"{}"}
@@ -273,7 +273,7 @@ def test_path_to_one_file(tmp_path: Path) -> None:
     fetch.apply()
     assert fetch.result()["path"] == str(tmp_path / "m.gguf")
     assert fetch.plan_changes(full=True)["action"] == "none"
-    with pytest.raises(ModelError, match="does not exist on the build host; set source.path"):
+    with pytest.raises(ModelError, match=r"does not exist on the build host; set source\.path"):
         _fetch(tmp_path / "store/m", {**source, "path": "/nowhere"}).apply()
 
 
