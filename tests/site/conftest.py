@@ -48,8 +48,14 @@ class Site:
 
     def run(self, *argv, timeout=600, check=True):
         result = subprocess.run(
-            argv, cwd=ROOT, env=self.environment, timeout=timeout, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, check=False,
+            argv,
+            cwd=ROOT,
+            env=self.environment,
+            timeout=timeout,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         assert not check or result.returncode == 0, f"{shlex.join(argv)}: {result.stdout[-4000:]}"
         return result
@@ -61,7 +67,11 @@ class Site:
     def start_play(self, log, *arguments):
         """Start a run in a process group of its own, to be killed halfway."""
         return subprocess.Popen(
-            ["tools/demo", "play", *arguments], cwd=ROOT, env=self.environment, stdout=log, stderr=log,
+            ["tools/demo", "play", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
 
@@ -112,5 +122,3 @@ def site():
     finally:
         if os.environ.get("VLLM_SITE_KEEP") != "1":
             site.lab("down", "--all")
-
-

