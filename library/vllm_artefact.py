@@ -44,6 +44,7 @@ attributes:
     description: O(src) need not be there in check mode.
   diff_mode:
     support: full
+    description: Shows the digest of the artefact that is installed before and after.
 """
 
 EXAMPLES = r"""
@@ -118,8 +119,10 @@ def describe(directory):
     except (OSError, ValueError):
         manifest = {}
     return {
-        "size_bytes": manifest.get("unpacked_bytes"), "tree_sha256": manifest.get("tree_sha256"),
-        "metadata": manifest.get("metadata", {}), "read_bytes_per_s": (receipt or {}).get("read_bytes_per_s"),
+        "size_bytes": manifest.get("unpacked_bytes"),
+        "tree_sha256": manifest.get("tree_sha256"),
+        "metadata": manifest.get("metadata", {}),
+        "read_bytes_per_s": (receipt or {}).get("read_bytes_per_s"),
     }
 
 
@@ -132,7 +135,12 @@ def ensure_present(params, check_mode):
         if not params["src"]:
             raise artefact.ArtefactError("{0}. Set src to the artefact file.".format("; ".join(problems)))
         artefact.install(params["src"], sha256, directory, Progress(params["progress_path"]).update)
-    result = {"changed": bool(problems), "action": action if problems else "none", "directory": directory, "problems": problems}
+    result = {
+        "changed": bool(problems),
+        "action": action if problems else "none",
+        "directory": directory,
+        "problems": problems,
+    }
     result.update(describe(directory))
     return result
 
@@ -142,8 +150,11 @@ def ensure_absent(params, check_mode):
     directory = params["dest"]
     present = os.path.lexists(directory)
     if present and artefact.read_receipt(directory) is None:
-        raise artefact.ArtefactError("{0} was not installed from an artefact; it is not removed. Remove it by hand "
-                                     "if it should go.".format(directory))
+        raise artefact.ArtefactError(
+            "{0} was not installed from an artefact; it is not removed. Remove it by hand if it should go.".format(
+                directory
+            )
+        )
     if present and not check_mode:
         artefact.remove_tree(directory)
     return {"changed": present, "action": "remove" if present else "none", "directory": directory}
@@ -151,8 +162,9 @@ def ensure_absent(params, check_mode):
 
 def main():
     """Entry point."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True,
-                           required_if=[("state", "present", ["sha256"])])
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS, supports_check_mode=True, required_if=[("state", "present", ["sha256"])]
+    )
     params = dict(module.params, dest=os.path.abspath(module.params["dest"]))
     ensure = ensure_present if params["state"] == "present" else ensure_absent
     before = (artefact.read_receipt(params["dest"]) or {}).get("artefact_sha256")
@@ -164,8 +176,12 @@ def main():
         module.fail_json(msg="{0}: {1}".format(params["dest"], error))
     if module._diff:
         after = params["sha256"] if params["state"] == "present" else None
-        result["diff"] = {"before_header": params["dest"], "after_header": params["dest"],
-                          "before": "artefact: {0}\n".format(before), "after": "artefact: {0}\n".format(after)}
+        result["diff"] = {
+            "before_header": params["dest"],
+            "after_header": params["dest"],
+            "before": "artefact: {0}\n".format(before),
+            "after": "artefact: {0}\n".format(after),
+        }
     module.exit_json(**result)
 
 

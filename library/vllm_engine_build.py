@@ -223,23 +223,33 @@ def build(module):
     changed = receipt is None
     if changed and not module.check_mode:
         receipt = build_run.build(inputs)
-    result = {"changed": changed, "inputs": inputs, "inputs_sha256": digest, "stages": build_run.stages,
-              "changed_inputs": changed_inputs(before, inputs)}
+    result = {
+        "changed": changed,
+        "inputs": inputs,
+        "inputs_sha256": digest,
+        "stages": build_run.stages,
+        "changed_inputs": changed_inputs(before, inputs),
+    }
     for key in ("path", "sha256", "size_bytes", "release_id"):
         result[key] = receipt[key] if receipt else None
     if receipt:
         result["metadata"] = receipt["metadata"]
     if module._diff:
         after = inputs if changed else before
-        result["diff"] = {"before": json.dumps(before, sort_keys=True, indent=1) + "\n",
-                          "after": json.dumps(after, sort_keys=True, indent=1) + "\n"}
+        result["diff"] = {
+            "before": json.dumps(before, sort_keys=True, indent=1) + "\n",
+            "after": json.dumps(after, sort_keys=True, indent=1) + "\n",
+        }
     return result
 
 
 def main():
     """Entry point."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True,
-                           required_if=[("runtime_provider", "prefix", ["runtime_prefix"])])
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS,
+        supports_check_mode=True,
+        required_if=[("runtime_provider", "prefix", ["runtime_prefix"])],
+    )
     module.run_command_environ_update = {"LC_ALL": "C"}
     try:
         result = build(module)

@@ -32,8 +32,10 @@ options:
 attributes:
   check_mode:
     support: full
+    description: Tells what would be removed, and removes nothing.
   diff_mode:
     support: full
+    description: Shows the names in the folder before and after.
 """
 
 EXAMPLES = r"""
@@ -72,15 +74,16 @@ from ansible.module_utils.vllm_ansible import artefact
 
 def plan_removals(installed, protected, keep):
     """Names to remove. `installed`: {name: time of installation}; `protected`: names that stay in any case."""
-    others = sorted((name for name in installed if name not in protected),
-                    key=lambda name: (installed[name], name), reverse=True)
-    return sorted(others[max(keep, 0):])
+    others = sorted(
+        (name for name in installed if name not in protected), key=lambda name: (installed[name], name), reverse=True
+    )
+    return sorted(others[max(keep, 0) :])
 
 
 def read_installed(path):
     """{name: time of installation} of the artefacts installed in `path`."""
     found = {}
-    for name in (os.listdir(path) if os.path.isdir(path) else ()):
+    for name in os.listdir(path) if os.path.isdir(path) else ():
         receipt = os.path.join(path, name, artefact.RECEIPT)
         if not name.startswith(".") and artefact.read_receipt(os.path.join(path, name)) is not None:
             found[name] = os.path.getmtime(receipt)
@@ -90,7 +93,9 @@ def read_installed(path):
 def read_protected(path, instances):
     """Names of the releases in `path` that an instance's link leads to, also when the link's target is gone."""
     names = set()
-    for link in glob.glob(os.path.join(instances, "*", "current")) + glob.glob(os.path.join(instances, "*", "previous")):
+    for link in glob.glob(os.path.join(instances, "*", "*")):
+        if os.path.basename(link) not in ("current", "previous"):
+            continue
         target = os.path.realpath(link)
         if os.path.dirname(target) == os.path.realpath(path):
             names.add(os.path.basename(target))
@@ -110,8 +115,9 @@ def main():
     )
     params = module.params
     installed = read_installed(params["path"])
-    removed = plan_removals(installed, read_protected(params["path"], params["instances"]) | {params["current"]},
-                            params["keep"])
+    removed = plan_removals(
+        installed, read_protected(params["path"], params["instances"]) | {params["current"]}, params["keep"]
+    )
     leftovers = artefact.find_leftovers(params["path"])
     kept = sorted(set(installed) - set(removed))
     if not module.check_mode:
@@ -123,8 +129,10 @@ def main():
             module.fail_json(msg="could not remove an old release from {0}: {1}".format(params["path"], error))
     result = {"changed": bool(removed or leftovers), "kept": kept, "removed": removed, "leftovers": leftovers}
     if module._diff:
-        result["diff"] = {"before": "".join(name + "\n" for name in sorted(kept + removed + leftovers)),
-                          "after": "".join(name + "\n" for name in kept)}
+        result["diff"] = {
+            "before": "".join(name + "\n" for name in sorted(kept + removed + leftovers)),
+            "after": "".join(name + "\n" for name in kept),
+        }
     module.exit_json(**result)
 
 

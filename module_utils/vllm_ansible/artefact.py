@@ -26,6 +26,7 @@ import subprocess
 import tarfile
 import threading
 import time
+from typing import Dict, List, Set, Tuple
 
 SCHEMA = 1
 MANIFEST = "artefact.json"
@@ -41,9 +42,9 @@ READ_SAMPLE_BYTES = 256 * 1024 * 1024
 
 _COMPRESS = {
     "gzip": "import gzip,shutil,sys\n"
-            "with gzip.GzipFile('', 'wb', 6, sys.stdout.buffer, 0) as out: shutil.copyfileobj(sys.stdin.buffer, out)",
+    "with gzip.GzipFile('', 'wb', 6, sys.stdout.buffer, 0) as out: shutil.copyfileobj(sys.stdin.buffer, out)",
     "zstd": "import sys,zstandard\n"
-            "zstandard.ZstdCompressor(level=9, threads=2).copy_stream(sys.stdin.buffer, sys.stdout.buffer)",
+    "zstandard.ZstdCompressor(level=9, threads=2).copy_stream(sys.stdin.buffer, sys.stdout.buffer)",
 }
 _UNZSTD = "import sys,zstandard; zstandard.ZstdDecompressor().copy_stream(sys.stdin.buffer, sys.stdout.buffer)"
 
@@ -64,6 +65,7 @@ def walk(root):
 
     Sorted by path components, so that the order does not depend on the file system or the locale.
     """
+
     def scan(prefix):
         directory = os.path.join(root, prefix) if prefix else root
         for name in sorted(os.listdir(directory)):
@@ -73,8 +75,8 @@ def walk(root):
                 continue
             yield relative, info
             if stat.S_ISDIR(info.st_mode):
-                for entry in scan(relative):
-                    yield entry
+                yield from scan(relative)
+
     return scan("")
 
 
@@ -168,8 +170,8 @@ def _write_payload(root, names, compression, python, target):
         else:
             # The Python in the tree compresses: its zlib and zstd are part of the artefact's
             # inputs, those of the machine that happens to pack are not.
-            process = subprocess.Popen([python, "-I", "-c", _COMPRESS[compression]],
-                                       stdin=subprocess.PIPE, stdout=raw)
+            process = subprocess.Popen([python, "-I", "-c", _COMPRESS[compression]], stdin=subprocess.PIPE, stdout=raw)
+            assert process.stdin
             with process.stdin:
                 _write_tar(root, names, process.stdin)
             if process.wait() != 0:
@@ -204,8 +206,9 @@ def _layer_of(relative, layers):
     return index
 
 
-def pack(source_dir, destination, kind, name, metadata=None, layers=None, created_from=None, id_prefix=None,
-         python=None):
+def pack(
+    source_dir, destination, kind, name, metadata=None, layers=None, created_from=None, id_prefix=None, python=None
+):
     """Pack `source_dir` into the artefact `destination` (atomically) and describe it.
 
     kind: "engine-release" or "model". name: what people call it.
@@ -216,7 +219,7 @@ def pack(source_dir, destination, kind, name, metadata=None, layers=None, create
     Returns {"path", "sha256", "size_bytes", "manifest"}. Raises ArtefactError.
     """
     layers = layers or [{"file": "tree.tar", "compression": "none", "paths": [""]}]
-    members = [[] for _layer in layers]
+    members: List[List[Tuple[str, os.stat_result]]] = [[] for _layer in layers]
     for relative, info in walk(source_dir):
         members[_layer_of(relative, layers)].append((relative, info))
 
@@ -227,11 +230,17 @@ def pack(source_dir, destination, kind, name, metadata=None, layers=None, create
     try:
         payload = []
         for layer, names in zip(layers, members):
-            digest = _write_payload(source_dir, names, layer["compression"], python, os.path.join(workdir, layer["file"]))
+            target = os.path.join(workdir, layer["file"])
+            digest = _write_payload(source_dir, names, layer["compression"], python, target)
             payload.append({"file": layer["file"], "sha256": digest, "compression": layer["compression"]})
         manifest = {
-            "schema": SCHEMA, "kind": kind, "name": name, "id_prefix": id_prefix or name,
-            "created_from": created_from or {}, "payload": payload, "metadata": metadata or {},
+            "schema": SCHEMA,
+            "kind": kind,
+            "name": name,
+            "id_prefix": id_prefix or name,
+            "created_from": created_from or {},
+            "payload": payload,
+            "metadata": metadata or {},
         }
         manifest.update(describe_tree(source_dir))
         text = (json.dumps(manifest, sort_keys=True, indent=1) + "\n").encode()
@@ -266,7 +275,9 @@ def read_manifest(path):
         with tarfile.open(path, "r:") as archive:
             return _read_manifest(archive, path)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ArtefactError("{0} is not a readable artefact ({1}). Build or copy it again.".format(path, error))
+        raise ArtefactError(
+            "{0} is not a readable artefact ({1}). Build or copy it again.".format(path, error)
+        ) from error
 
 
 def _read_manifest(archive, path):
@@ -276,18 +287,22 @@ def _read_manifest(archive, path):
     try:
         manifest = json.loads(archive.extractfile(member).read().decode("utf-8"))
     except ValueError as error:
-        raise ArtefactError("{0} in {1} is not JSON: {2}".format(MANIFEST, path, error))
+        raise ArtefactError("{0} in {1} is not JSON: {2}".format(MANIFEST, path, error)) from error
     if manifest.get("schema") != SCHEMA:
-        raise ArtefactError("{0} has artefact schema {1!r}, this version reads {2}. Build it again.".format(
-            path, manifest.get("schema"), SCHEMA))
+        raise ArtefactError(
+            "{0} has artefact schema {1!r}, this version reads {2}. Build it again.".format(
+                path, manifest.get("schema"), SCHEMA
+            )
+        )
     for key in ("kind", "name", "tree_sha256", "files", "unpacked_bytes", "payload"):
         if key not in manifest:
             raise ArtefactError("{0} in {1} lacks {2!r}. Build it again.".format(MANIFEST, path, key))
     for item in manifest["payload"]:
         _check_member_path(item["file"])
         if item["compression"] not in ("none", "gzip", "zstd"):
-            raise ArtefactError("{0}: payload {1} has unknown compression {2!r}".format(
-                path, item["file"], item["compression"]))
+            raise ArtefactError(
+                "{0}: payload {1} has unknown compression {2!r}".format(path, item["file"], item["compression"])
+            )
     return manifest
 
 
@@ -319,14 +334,17 @@ def verify(directory, sha256=None, full=False):
         seen = describe_tree(directory) if full else _count_tree(directory)
     except (OSError, ValueError, ArtefactError) as error:
         return ["{0} cannot be read: {1}".format(directory, error)]
-    return ["{0}: {1} is {2}, should be {3}".format(directory, key, seen[key], manifest.get(key))
-            for key in sorted(seen) if seen[key] != manifest.get(key)]
+    return [
+        "{0}: {1} is {2}, should be {3}".format(directory, key, seen[key], manifest.get(key))
+        for key in sorted(seen)
+        if seen[key] != manifest.get(key)
+    ]
 
 
 # --------------------------------------------------------------------------- installing
 
 
-class _HashingReader(object):
+class _HashingReader:
     """Hashes what is read from `stream`; `finish` reads the rest."""
 
     def __init__(self, stream):
@@ -354,32 +372,38 @@ def _plain_stream(reader, compression, root):
             yield stream
     else:
         python = os.path.join(root, "bin", "python3")
-        process = subprocess.Popen([python, "-I", "-c", _UNZSTD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [python, "-I", "-c", _UNZSTD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        feed_to, plain, complaints = process.stdin, process.stdout, process.stderr
+        assert feed_to and plain and complaints
         errors = []
 
         def feed():
             try:
-                with process.stdin:
-                    shutil.copyfileobj(reader, process.stdin, CHUNK)
+                with feed_to:
+                    shutil.copyfileobj(reader, feed_to, CHUNK)
             except (OSError, tarfile.TarError) as error:
                 errors.append(error)
 
         feeder = threading.Thread(target=feed)
         feeder.start()
         try:
-            yield process.stdout
-            while process.stdout.read(CHUNK):
+            yield plain
+            while plain.read(CHUNK):
                 pass
         finally:
-            process.stdout.close()
+            plain.close()
             feeder.join()
-            message = process.stderr.read().decode("utf-8", "replace").strip()
-            process.stderr.close()
+            message = complaints.read().decode("utf-8", "replace").strip()
+            complaints.close()
             code = process.wait()
         if code != 0 or errors:
-            raise ArtefactError("{0} could not unpack a zstd payload: {1}".format(
-                python, message or (errors and errors[0]) or "exit code {0}".format(code)))
+            raise ArtefactError(
+                "{0} could not unpack a zstd payload: {1}".format(
+                    python, message or (errors and errors[0]) or "exit code {0}".format(code)
+                )
+            )
 
 
 def _extract(stream, root, entries, links):
@@ -406,16 +430,13 @@ def _extract(stream, root, entries, links):
                 entries[name] = _entry(name, "l", 0, member.linkname)
             elif member.isfile():
                 mode = _mode(member.mode)
-                digest = hashlib.sha256()
-                source = archive.extractfile(member)
+                reader = _HashingReader(archive.extractfile(member))
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
                 with os.fdopen(descriptor, "wb") as target:
-                    for block in iter(lambda: source.read(CHUNK), b""):
-                        digest.update(block)
-                        target.write(block)
+                    shutil.copyfileobj(reader, target, CHUNK)
                 os.chmod(path, mode)
                 os.utime(path, (MTIME, MTIME))
-                entries[name] = _entry(name, "f", mode, digest.hexdigest())
+                entries[name] = _entry(name, "f", mode, reader.finish())
             else:
                 raise ArtefactError("artefact member {0!r} is neither file, directory nor link".format(name))
 
@@ -433,7 +454,8 @@ def _check_room(manifest, parent):
     if available < needed:
         raise ArtefactError(
             "not enough room for {0} below {1}: {2} MiB are free, {3} MiB are needed. Free some space "
-            "or put {1} on a larger file system.".format(manifest["name"], parent, available >> 20, needed >> 20))
+            "or put {1} on a larger file system.".format(manifest["name"], parent, available >> 20, needed >> 20)
+        )
 
 
 @contextlib.contextmanager
@@ -445,7 +467,9 @@ def _locked(directory):
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ArtefactError("another run is installing {0}. Wait for it to end, then run again.".format(directory))
+            raise ArtefactError(
+                "another run is installing {0}. Wait for it to end, then run again.".format(directory)
+            ) from None
         try:
             yield
         finally:
@@ -457,7 +481,7 @@ _LEFTOVER = re.compile(r"^\.(?:staging-|removed-)(?P<staged>.+)$|^\.(?P<locked>.
 
 def _leftovers(parent):
     """(hidden name, name of the directory it belongs to) of what installations into `parent` use meanwhile."""
-    for name in (sorted(os.listdir(parent)) if os.path.isdir(parent) else ()):
+    for name in sorted(os.listdir(parent)) if os.path.isdir(parent) else ():
         match = _LEFTOVER.match(name)
         if match:
             yield name, match.group("staged") or match.group("locked")
@@ -495,8 +519,9 @@ def measure_read_speed(directory):
 
     The page cache is dropped for these files first; a sample of READ_SAMPLE_BYTES at most is read.
     """
-    files = sorted(((info.st_size, relative) for relative, info in walk(directory) if stat.S_ISREG(info.st_mode)),
-                   reverse=True)
+    files = sorted(
+        ((info.st_size, relative) for relative, info in walk(directory) if stat.S_ISREG(info.st_mode)), reverse=True
+    )
     total, started = 0, time.monotonic()
     for _size, relative in files[:16]:
         with open(os.path.join(directory, relative), "rb", buffering=0) as stream:
@@ -544,11 +569,12 @@ def install(source, sha256, directory, progress=None):
     try:
         seen = sha256_file(source)
     except OSError as error:
-        raise ArtefactError("artefact {0} cannot be read: {1}".format(source, error))
+        raise ArtefactError("artefact {0} cannot be read: {1}".format(source, error)) from error
     if seen != sha256:
         raise ArtefactError(
             "{0} has sha256 {1}, expected {2}: the file is damaged, cut short or another artefact. "
-            "Copy it again, or correct the expected sha256.".format(source, seen, sha256))
+            "Copy it again, or correct the expected sha256.".format(source, seen, sha256)
+        )
     manifest = read_manifest(source)
     _check_room(manifest, parent)
     os.makedirs(parent, mode=0o755, exist_ok=True)
@@ -571,7 +597,7 @@ def install(source, sha256, directory, progress=None):
             os.rename(staging, directory)
             _fsync_directory(parent)
         except OSError as error:
-            raise ArtefactError("could not install {0} into {1}: {2}".format(source, directory, error))
+            raise ArtefactError("could not install {0} into {1}: {2}".format(source, directory, error)) from error
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return receipt
@@ -586,7 +612,8 @@ def _fsync_directory(path):
 
 
 def _unpack(source, manifest, root, say):
-    entries, links = {}, set()
+    entries: Dict[str, bytes] = {}
+    links: Set[str] = set()
     try:
         with tarfile.open(source, "r:") as archive:
             _read_manifest(archive, source)
@@ -600,14 +627,18 @@ def _unpack(source, manifest, root, say):
                     _extract(stream, root, entries, links)
                 seen = reader.finish()
                 if seen != item["sha256"]:
-                    raise ArtefactError("{0}: payload {1} has sha256 {2}, expected {3}".format(
-                        source, item["file"], seen, item["sha256"]))
+                    raise ArtefactError(
+                        "{0}: payload {1} has sha256 {2}, expected {3}".format(
+                            source, item["file"], seen, item["sha256"]
+                        )
+                    )
     except (tarfile.TarError, EOFError) as error:
-        raise ArtefactError("{0} is damaged: {1}. Copy or build it again.".format(source, error))
+        raise ArtefactError("{0} is damaged: {1}. Copy or build it again.".format(source, error)) from error
     tree = _tree_digest(entries)
     if tree != manifest["tree_sha256"]:
-        raise ArtefactError("{0} unpacked to a tree with digest {1}, expected {2}".format(
-            source, tree, manifest["tree_sha256"]))
+        raise ArtefactError(
+            "{0} unpacked to a tree with digest {1}, expected {2}".format(source, tree, manifest["tree_sha256"])
+        )
 
 
 _RELEASE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")

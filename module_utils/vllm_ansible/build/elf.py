@@ -9,7 +9,7 @@ import struct
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME = 0, 1, 5, 14
-_GLIBC = re.compile(br"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)")
+_GLIBC = re.compile(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)")
 
 
 def is_elf(path):
@@ -25,7 +25,7 @@ def read_dynamic(path):
         header = stream.read(64)
         if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
             return None
-        offset, = struct.unpack_from("<Q", header, 32)
+        (offset,) = struct.unpack_from("<Q", header, 32)
         entry_size, count = struct.unpack_from("<HH", header, 54)
         loads, dynamic = [], None
         for index in range(count):
@@ -51,8 +51,11 @@ def read_dynamic(path):
                 strings = value
         if strings is None:
             return None
-        base = next(file_offset + strings - address for address, file_offset, size in loads
-                    if address <= strings < address + size)
+        base = next(
+            file_offset + strings - address
+            for address, file_offset, size in loads
+            if address <= strings < address + size
+        )
 
         def text(position):
             stream.seek(base + position)

@@ -15,9 +15,11 @@ import json
 import os
 import re
 import shutil
+import sys
 import tarfile
 import time
 import zipfile
+from typing import Dict, Union
 
 from ansible.module_utils.vllm_ansible import artefact
 from ansible.module_utils.vllm_ansible.build import elf, packages, runtime, tree
@@ -28,7 +30,7 @@ SCHEMA = 1
 # Time stamp of everything in the wheel: the same as in the artefact.
 SOURCE_DATE_EPOCH = str(artefact.MTIME)
 # Measured with vLLM 0.32.0: downloads 1 GB, build environment 1.2 GB, tree, test installation and source 4.5 GB.
-WORK_BYTES = 8 * 1000 ** 3
+WORK_BYTES = 8 * 1000**3
 BACKENDS = ("cpu",)
 
 # Proves the packed release where it was not built: the kernels of this processor load, our Python code and they
@@ -54,9 +56,8 @@ def builder_digest():
     """sha256 over the code that decides what a build results in."""
     digest = hashlib.sha256()
     modules = (artefact, elf, packages, runtime, tree, apply, series)
-    sources = [inspect.getsource(module) for module in modules] + [inspect.getsource(inspect.getmodule(EngineBuild))]
-    for text in sources:
-        digest.update(hashlib.sha256(text.encode("utf-8")).digest())
+    for module in modules + (sys.modules[__name__],):
+        digest.update(hashlib.sha256(inspect.getsource(module).encode("utf-8")).digest())
     return digest.hexdigest()
 
 
@@ -76,7 +77,7 @@ def changed_inputs(before, after, prefix=""):
     return names
 
 
-class EngineBuild(object):
+class EngineBuild:
     """One build.
 
     run: AnsibleModule.run_command. say: called with (stage, percent or None, message).
@@ -86,13 +87,13 @@ class EngineBuild(object):
     def __init__(self, run, spec, say=None):
         self.run, self.spec = run, spec
         self.say = say or (lambda stage, percent, message: None)
-        self.stages = {}
+        self.stages: Dict[str, float] = {}
         self.work = os.path.join(spec["work_directory"], spec["build"])
         self.downloads = os.path.join(spec["work_directory"], "downloads")
         if spec["runtime_provider"] == "debian":
-            self.runtime = runtime.DebianRuntime(run, self._runtime_packages(),
-                                                 os.path.join(self.downloads, "debian"),
-                                                 spec["refresh_runtime"])
+            self.runtime: Union[runtime.DebianRuntime, runtime.PrefixRuntime] = runtime.DebianRuntime(
+                run, self._runtime_packages(), os.path.join(self.downloads, "debian"), spec["refresh_runtime"]
+            )
         else:
             self.runtime = runtime.PrefixRuntime(spec["runtime_prefix"], spec["python_version"])
 
@@ -103,8 +104,8 @@ class EngineBuild(object):
         try:
             with open(path, encoding="utf-8") as stream:
                 return stream.read()
-        except (OSError, IOError) as error:
-            raise BuildError("the row's {0} cannot be read: {1}".format(name, error))
+        except OSError as error:
+            raise BuildError("the row's {0} cannot be read: {1}".format(name, error)) from error
 
     def _lock(self, name):
         return packages.parse_lock(self._row_file(name), name)
@@ -118,21 +119,36 @@ class EngineBuild(object):
         if spec["backend"] not in BACKENDS:
             raise BuildError("backend {0} cannot be built, only {1}".format(spec["backend"], ", ".join(BACKENDS)))
         if os.uname().machine != spec["architecture"]:
-            raise BuildError("{0} is for {1}, this machine is {2}. Build it on a host of that architecture.".format(
-                spec["build"], spec["architecture"], os.uname().machine))
+            raise BuildError(
+                "{0} is for {1}, this machine is {2}. Build it on a host of that architecture.".format(
+                    spec["build"], spec["architecture"], os.uname().machine
+                )
+            )
         folder = spec["overrides_directory"]
         seen = series.series_digest(folder, series.read_series(folder, spec["backend"]))
         if seen != spec["series_sha256"]:
-            raise BuildError("the patches in {0} have the digest {1}, the plan was made for {2}. Plan again.".format(
-                folder, seen, spec["series_sha256"]))
+            raise BuildError(
+                "the patches in {0} have the digest {1}, the plan was made for {2}. Plan again.".format(
+                    folder, seen, spec["series_sha256"]
+                )
+            )
         return {
             "schema": SCHEMA,
-            "build": spec["build"], "engine": spec["engine"], "version": spec["version"],
-            "backend": spec["backend"], "architecture": spec["architecture"], "row": spec["row"],
-            "local_version": spec["local_version"], "python": spec["python_version"],
-            "series_sha256": seen, "result_sha256": spec["result_sha256"], "source_sha256": spec["source_sha256"],
-            "locks": {name: hashlib.sha256(self._row_file(name).encode("utf-8")).hexdigest()
-                      for name in ("engine.txt", "build.txt", "kernels.txt")},
+            "build": spec["build"],
+            "engine": spec["engine"],
+            "version": spec["version"],
+            "backend": spec["backend"],
+            "architecture": spec["architecture"],
+            "row": spec["row"],
+            "local_version": spec["local_version"],
+            "python": spec["python_version"],
+            "series_sha256": seen,
+            "result_sha256": spec["result_sha256"],
+            "source_sha256": spec["source_sha256"],
+            "locks": {
+                name: hashlib.sha256(self._row_file(name).encode("utf-8")).hexdigest()
+                for name in ("engine.txt", "build.txt", "kernels.txt")
+            },
             "pins": spec["pins"],
             "runtime": self.runtime.describe(),
             "builder_sha256": builder_digest(),
@@ -143,13 +159,13 @@ class EngineBuild(object):
     def receipts(self):
         """Receipts of this build's artefacts, newest first."""
         folder, found = self.spec["artefact_directory"], []
-        for name in (sorted(os.listdir(folder)) if os.path.isdir(folder) else ()):
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             path = os.path.join(folder, name)
             if name.startswith(self.spec["build"] + "-") and name.endswith(".json"):
                 try:
                     with open(path) as stream:
                         receipt = json.load(stream)
-                    receipt["path"] = path[:-len(".json")] + ".artefact.tar"
+                    receipt["path"] = path[: -len(".json")] + ".artefact.tar"
                     found.append((os.path.getmtime(path), receipt))
                 except (OSError, ValueError):
                     continue
@@ -158,8 +174,11 @@ class EngineBuild(object):
     def find(self, inputs_sha256):
         """Receipt of the sound artefact built from these inputs, or None."""
         for receipt in self.receipts():
-            if receipt.get("inputs_sha256") == inputs_sha256 and os.path.isfile(receipt["path"]) \
-                    and artefact.sha256_file(receipt["path"]) == receipt["sha256"]:
+            if (
+                receipt.get("inputs_sha256") == inputs_sha256
+                and os.path.isfile(receipt["path"])
+                and artefact.sha256_file(receipt["path"]) == receipt["sha256"]
+            ):
                 return receipt
         return None
 
@@ -173,8 +192,9 @@ class EngineBuild(object):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise BuildError("another run is building {0} in {1}. Wait for it to end.".format(
-                    self.spec["build"], self.work))
+                raise BuildError(
+                    "another run is building {0} in {1}. Wait for it to end.".format(self.spec["build"], self.work)
+                ) from None
             self._check_room()
             scratch = os.path.join(self.work, "scratch")
             shutil.rmtree(scratch, ignore_errors=True)
@@ -182,9 +202,11 @@ class EngineBuild(object):
             try:
                 return self._build(inputs, scratch)
             except (artefact.ArtefactError, series.OverridesError) as error:
-                raise BuildError(str(error))
+                raise BuildError(str(error)) from error
             except OSError as error:
-                raise BuildError("building {0} in {1} failed: {2}".format(self.spec["build"], self.work, error))
+                raise BuildError(
+                    "building {0} in {1} failed: {2}".format(self.spec["build"], self.work, error)
+                ) from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
@@ -192,8 +214,10 @@ class EngineBuild(object):
         volume = os.statvfs(self.work)
         free = volume.f_bavail * volume.f_frsize
         if free < WORK_BYTES:
-            raise BuildError("building in {0} takes {1:.1f} GB, {2:.1f} GB are free. Free some space, or set "
-                             "work_directory to a larger file system.".format(self.work, WORK_BYTES / 1e9, free / 1e9))
+            raise BuildError(
+                "building in {0} takes {1:.1f} GB, {2:.1f} GB are free. Free some space, or set "
+                "work_directory to a larger file system.".format(self.work, WORK_BYTES / 1e9, free / 1e9)
+            )
 
     def _stage(self, name, percent, message, action, *arguments):
         self.say(name, percent, message)
@@ -206,13 +230,15 @@ class EngineBuild(object):
         spec = self.spec
         root = os.path.join(scratch, "tree")
         environment = self._stage("environment", 0, "creating the build environment", self._environment, scratch)
-        wheels, kernels, source = self._stage("download", 10, "downloading packages", self._download, scratch,
-                                              environment)
+        wheels, kernels, source = self._stage(
+            "download", 10, "downloading packages", self._download, scratch, environment
+        )
         self._stage("patch", 30, "patching the source", self._patch, source, scratch)
         wheel = self._stage("wheel", 32, "building the wheel", self._wheel, environment, kernels, scratch)
         self._stage("runtime", 45, "unpacking Python", self._provide_runtime, root, environment)
-        self._stage("install", 47, "installing packages", self._install, environment, root,
-                    sorted(wheels.values()) + [wheel])
+        self._stage(
+            "install", 47, "installing packages", self._install, environment, root, sorted(wheels.values()) + [wheel]
+        )
         self._stage("strip", 60, "removing what no engine needs", self._reduce, root)
         self._stage("compile", 65, "compiling Python files", self._compile, root)
         metadata = self._stage("inspect", 75, "looking for missing libraries", self._inspect, root, wheels)
@@ -238,21 +264,33 @@ class EngineBuild(object):
             with open(mark) as stream:
                 if stream.read() == wanted:
                     return environment
-        except (OSError, IOError):
+        except OSError:
             pass
         shutil.rmtree(environment, ignore_errors=True)
-        out = checked(self.run, [self.spec["python"], "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-                      "asking {0} for its version".format(self.spec["python"]))
+        out = checked(
+            self.run,
+            [self.spec["python"], "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            "asking {0} for its version".format(self.spec["python"]),
+        )
         if out.strip() != self.spec["python_version"]:
-            raise BuildError("{0} is Python {1}, the row needs {2}. Set python to such an interpreter.".format(
-                self.spec["python"], out.strip(), self.spec["python_version"]))
-        checked(self.run, [self.spec["python"], "-m", "venv", environment],
-                "creating a virtual environment (on Debian it needs the package python3-venv)")
+            raise BuildError(
+                "{0} is Python {1}, the row needs {2}. Set python to such an interpreter.".format(
+                    self.spec["python"], out.strip(), self.spec["python_version"]
+                )
+            )
+        checked(
+            self.run,
+            [self.spec["python"], "-m", "venv", environment],
+            "creating a virtual environment (on Debian it needs the package python3-venv)",
+        )
         folder = os.path.join(self.downloads, "packages")
         files = packages.fetch(self.run, self._pip(environment), folder, self._lock("build.txt"), scratch)
         self._check_pins(files)
-        checked(self.run, self._pip(environment) + ["install", "--quiet", "--no-deps", "--no-index"]
-                + sorted(files.values()), "installing the build packages")
+        checked(
+            self.run,
+            self._pip(environment) + ["install", "--quiet", "--no-deps", "--no-index"] + sorted(files.values()),
+            "installing the build packages",
+        )
         with open(mark, "w") as stream:
             stream.write(wanted)
         return environment
@@ -261,8 +299,11 @@ class EngineBuild(object):
         for name, sha256 in self.spec["pins"].items():
             path = files.get(packages.normalise(name))
             if path and artefact.sha256_file(path) != sha256:
-                raise BuildError("{0} has the sha256 {1}, pins names {2} for {3}. Provide that file, or correct the "
-                                 "pin.".format(path, artefact.sha256_file(path), sha256, name))
+                raise BuildError(
+                    "{0} has the sha256 {1}, pins names {2} for {3}. Provide that file, or correct the pin.".format(
+                        path, artefact.sha256_file(path), sha256, name
+                    )
+                )
 
     def _download(self, scratch, environment):
         """({name: wheel}, kernels wheel, source archive)."""
@@ -270,15 +311,23 @@ class EngineBuild(object):
         pip = self._pip(environment)
         wheels = packages.fetch(self.run, pip, folder, self._lock("engine.txt"), scratch)
         self._check_pins(wheels)
-        kernels = list(packages.fetch(self.run, pip, folder, self._lock("kernels.txt"), scratch).values())[0]
+        kernels = next(iter(packages.fetch(self.run, pip, folder, self._lock("kernels.txt"), scratch).values()))
         locked = packages.Locked(spec["engine"], spec["version"], [spec["source_sha256"]])
         # pip prepares the metadata of a source archive before it keeps it; without the override the local version
         # that setup.py adds is refused.
         sources = packages.fetch(
-            self.run, pip, folder, [locked], scratch,
-            {"VLLM_VERSION_OVERRIDE": spec["version"], "VLLM_TARGET_DEVICE": "empty",
-             "PATH": os.path.join(environment, "bin") + ":/usr/bin:/bin"},
-            ("--no-binary=:all:", "--no-build-isolation"))
+            self.run,
+            pip,
+            folder,
+            [locked],
+            scratch,
+            {
+                "VLLM_VERSION_OVERRIDE": spec["version"],
+                "VLLM_TARGET_DEVICE": "empty",
+                "PATH": os.path.join(environment, "bin") + ":/usr/bin:/bin",
+            },
+            ("--no-binary=:all:", "--no-build-isolation"),
+        )
         return wheels, kernels, sources[locked.name]
 
     def _patch(self, archive, scratch):
@@ -292,8 +341,11 @@ class EngineBuild(object):
         touched = sorted({name for path in paths for name in series.touched_files(series.read_patch(folder, path))})
         seen = series.result_digest(source, touched)
         if seen != spec["result_sha256"]:
-            raise BuildError("the patched source has the digest {0}, manifest.yml names {1}. Run tools/overrides.py "
-                             "lock.".format(seen, spec["result_sha256"]))
+            raise BuildError(
+                "the patched source has the digest {0}, manifest.yml names {1}. Run tools/overrides.py lock.".format(
+                    seen, spec["result_sha256"]
+                )
+            )
         os.rename(source, os.path.join(scratch, "source"))
 
     def _wheel(self, environment, kernels, scratch):
@@ -302,16 +354,34 @@ class EngineBuild(object):
         out = os.path.join(scratch, "wheel")
         # An empty environment: no compiler, no Rust and no variable of this machine takes part.
         variables = {
-            "PATH": os.path.join(environment, "bin"), "HOME": scratch, "LC_ALL": "C.UTF-8", "TMPDIR": scratch,
-            "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, "CARGO_NET_OFFLINE": "true",
+            "PATH": os.path.join(environment, "bin"),
+            "HOME": scratch,
+            "LC_ALL": "C.UTF-8",
+            "TMPDIR": scratch,
+            "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
+            "CARGO_NET_OFFLINE": "true",
             "VLLM_VERSION_OVERRIDE": "{0}+{1}".format(spec["version"], spec["local_version"]),
-            "VLLM_TARGET_DEVICE": spec["backend"], "VLLM_USE_PRECOMPILED": "1",
+            "VLLM_TARGET_DEVICE": spec["backend"],
+            "VLLM_USE_PRECOMPILED": "1",
             "VLLM_PRECOMPILED_WHEEL_LOCATION": kernels,
         }
-        checked(self.run, ["/usr/bin/env", "-i"] + ["{0}={1}".format(*item) for item in sorted(variables.items())]
-                + self._pip(environment) + ["--isolated", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-                                            "--wheel-dir", out, os.path.join(scratch, "source")],
-                "building the wheel")
+        checked(
+            self.run,
+            ["/usr/bin/env", "-i"]
+            + ["{0}={1}".format(*item) for item in sorted(variables.items())]
+            + self._pip(environment)
+            + [
+                "--isolated",
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--wheel-dir",
+                out,
+                os.path.join(scratch, "source"),
+            ],
+            "building the wheel",
+        )
         names = os.listdir(out)
         if len(names) != 1:
             raise BuildError("building the wheel left {0}, expected one file".format(sorted(names)))
@@ -325,9 +395,22 @@ class EngineBuild(object):
 
     def _install(self, environment, root, wheels):
         target = tree.site_packages(root)
-        checked(self.run, self._pip(environment) + [
-            "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--no-warn-script-location",
-            "--target", target] + wheels, "installing the packages")
+        checked(
+            self.run,
+            self._pip(environment)
+            + [
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--no-compile",
+                "--no-warn-script-location",
+                "--target",
+                target,
+            ]
+            + wheels,
+            "installing the packages",
+        )
         tree.prune_packages(target)
 
     def _reduce(self, root):
@@ -340,34 +423,61 @@ class EngineBuild(object):
     def _inspect(self, root, wheels):
         missing = tree.missing_libraries(root)
         if missing:
-            raise BuildError("the release would need libraries of the host: {0}. Add the package that brings them to "
-                             "the row's runtime.txt.".format("; ".join(
-                                 "{0}: {1}".format(path, ", ".join(names)) for path, names in sorted(missing.items()))))
+            raise BuildError(
+                "the release would need libraries of the host: {0}. Add the package that brings them to "
+                "the row's runtime.txt.".format(
+                    "; ".join("{0}: {1}".format(path, ", ".join(names)) for path, names in sorted(missing.items()))
+                )
+            )
         unhashed = {item.name for item in self._lock("engine.txt") if not item.hashes}
         return {
-            "engine": self.spec["engine"], "version": "{0}+{1}".format(self.spec["version"],
-                                                                      self.spec["local_version"]),
+            "engine": self.spec["engine"],
+            "version": "{0}+{1}".format(self.spec["version"], self.spec["local_version"]),
             "glibc": tree.glibc_floor(root),
             "recorded_sha256": {name: artefact.sha256_file(wheels[name]) for name in sorted(unhashed)},
         }
 
     def _pack(self, root, candidate, inputs, metadata):
         site = os.path.relpath(tree.site_packages(root), root)
-        decompressor = [os.path.join(site, name) for name in os.listdir(os.path.join(root, site))
-                        if re.match(r"zstandard(-|$)", name)]
+        decompressor = [
+            os.path.join(site, name)
+            for name in os.listdir(os.path.join(root, site))
+            if re.match(r"zstandard(-|$)", name)
+        ]
         return artefact.pack(
-            root, candidate, kind="engine-release", name=self.spec["build"], metadata=metadata, created_from=inputs,
-            layers=[{"file": "runtime.tar.gz", "compression": "gzip", "paths": [""] + decompressor},
-                    {"file": "packages.tar.zst", "compression": "zstd", "paths": [site]}],
-            python=os.path.join(root, "bin", "python3"))
+            root,
+            candidate,
+            kind="engine-release",
+            name=self.spec["build"],
+            metadata=metadata,
+            created_from=inputs,
+            layers=[
+                {"file": "runtime.tar.gz", "compression": "gzip", "paths": [""] + decompressor},
+                {"file": "packages.tar.zst", "compression": "zstd", "paths": [site]},
+            ],
+            python=os.path.join(root, "bin", "python3"),
+        )
 
     def _check(self, packed, scratch):
         place = os.path.join(scratch, "elsewhere", "release")
         os.makedirs(os.path.dirname(place))
         artefact.install(packed["path"], packed["sha256"], place)
-        out = checked(self.run, ["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "HOME=" + scratch, "TMPDIR=" + scratch,
-                                 os.path.join(place, "bin", "python3"), "-I", "-B", "-c", _CHECK],
-                      "starting the packed release")
+        out = checked(
+            self.run,
+            [
+                "/usr/bin/env",
+                "-i",
+                "PATH=/usr/bin:/bin",
+                "HOME=" + scratch,
+                "TMPDIR=" + scratch,
+                os.path.join(place, "bin", "python3"),
+                "-I",
+                "-B",
+                "-c",
+                _CHECK,
+            ],
+            "starting the packed release",
+        )
         wanted = "{0}+{1}".format(self.spec["version"], self.spec["local_version"])
         if out.strip().splitlines()[-1] != wanted:
             raise BuildError("the packed release says version {0}, expected {1}".format(out.strip()[-200:], wanted))
@@ -379,18 +489,22 @@ class EngineBuild(object):
         os.chmod(packed["path"], 0o644)
         os.rename(packed["path"], path)
         receipt = {
-            "inputs": inputs, "inputs_sha256": digest_of(inputs), "sha256": packed["sha256"],
-            "size_bytes": packed["size_bytes"], "release_id": name, "metadata": packed["manifest"]["metadata"],
+            "inputs": inputs,
+            "inputs_sha256": digest_of(inputs),
+            "sha256": packed["sha256"],
+            "size_bytes": packed["size_bytes"],
+            "release_id": name,
+            "metadata": packed["manifest"]["metadata"],
         }
         partial = path + ".receipt"
         with open(partial, "w") as stream:
             json.dump(receipt, stream, sort_keys=True, indent=1)
             stream.flush()
             os.fsync(stream.fileno())
-        os.rename(partial, path[:-len(".artefact.tar")] + ".json")
+        os.rename(partial, path[: -len(".artefact.tar")] + ".json")
         receipt["path"] = path
-        for old in self.receipts()[spec["keep"] + 1:]:
-            tree.remove(old["path"][:-len(".artefact.tar")] + ".json")
+        for old in self.receipts()[spec["keep"] + 1 :]:
+            tree.remove(old["path"][: -len(".artefact.tar")] + ".json")
             tree.remove(old["path"])
         return receipt
 
@@ -402,9 +516,14 @@ def check_compiled_files(wheel, kernels):
         compiled = [item for item in theirs.infolist() if item.filename.endswith(".so")]
         if not compiled:
             raise BuildError("{0} holds no compiled files".format(kernels))
-        wrong = [item.filename for item in compiled
-                 if item.filename not in have
-                 or (have[item.filename].CRC, have[item.filename].file_size) != (item.CRC, item.file_size)]
+        wrong = [
+            item.filename
+            for item in compiled
+            if item.filename not in have
+            or (have[item.filename].CRC, have[item.filename].file_size) != (item.CRC, item.file_size)
+        ]
     if wrong:
-        raise BuildError("the built wheel lacks or alters {0}: hosts with other processors would have no kernels. "
-                         "A patch for setup.py belongs in the series.".format(", ".join(sorted(wrong))))
+        raise BuildError(
+            "the built wheel lacks or alters {0}: hosts with other processors would have no kernels. "
+            "A patch for setup.py belongs in the series.".format(", ".join(sorted(wrong)))
+        )

@@ -6,6 +6,7 @@ Runs on hosts: Python 3.6, standard library only.
 
 import os
 import re
+from typing import Dict, List, Tuple
 
 from ansible.module_utils.vllm_ansible.artefact import sha256_file
 from ansible.module_utils.vllm_ansible.build.tree import BuildError, checked, remove
@@ -14,7 +15,7 @@ _LINE = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)((?:\s+--hash=sha25
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-class Locked(object):
+class Locked:
     """One line of a lock file: name, version and the sha256 that are allowed (none: any)."""
 
     def __init__(self, name, version, hashes):
@@ -24,7 +25,8 @@ class Locked(object):
     def line(self):
         """The line as pip reads it."""
         return "{0}=={1}".format(self.name, self.version) + "".join(
-            " --hash=sha256:" + value for value in sorted(self.hashes))
+            " --hash=sha256:" + value for value in sorted(self.hashes)
+        )
 
 
 def normalise(name):
@@ -49,17 +51,17 @@ def parse_lock(text, source):
 def identify(filename):
     """(normalised name, version) a wheel or a source archive carries in its name, or None."""
     if filename.endswith(".whl"):
-        parts = filename[:-len(".whl")].split("-")
+        parts = filename[: -len(".whl")].split("-")
         return (normalise(parts[0]), parts[1]) if len(parts) >= 5 else None
     if filename.endswith(".tar.gz"):
-        name, _dash, version = filename[:-len(".tar.gz")].rpartition("-")
+        name, _dash, version = filename[: -len(".tar.gz")].rpartition("-")
         return (normalise(name), version) if name else None
     return None
 
 
 def match_files(folder, locked):
     """({name: path}, [Locked without a sound file]) for what lies in `folder`; every file is hashed."""
-    present = {}
+    present: Dict[Tuple[str, str], List[str]] = {}
     for filename in sorted(os.listdir(folder)):
         identity = identify(filename)
         if identity:
@@ -92,16 +94,26 @@ def fetch(run, pip, folder, locked, scratch, environ=None, options=("--only-bina
         listing = os.path.join(scratch, "download.txt")
         with open(listing, "w") as stream:
             stream.write("\n".join(item.line for item in wanted) + "\n")
-        checked(run, pip + ["download", "--quiet", "--no-deps", "--dest", folder, "--requirement", listing]
-                + list(options) + (["--require-hashes"] if checked_hashes else []),
-                "downloading " + ", ".join(item.name for item in wanted[:3])
-                + (" and {0} more".format(len(wanted) - 3) if len(wanted) > 3 else ""), environ)
+        checked(
+            run,
+            pip
+            + ["download", "--quiet", "--no-deps", "--dest", folder, "--requirement", listing]
+            + list(options)
+            + (["--require-hashes"] if checked_hashes else []),
+            "downloading "
+            + ", ".join(item.name for item in wanted[:3])
+            + (" and {0} more".format(len(wanted) - 3) if len(wanted) > 3 else ""),
+            environ,
+        )
     if missing:
         found, missing = match_files(folder, locked)
     if missing:
-        raise BuildError("pip delivered no file with the locked digest for {0}. The index serves other files than "
-                         "the lock names; correct the index, or lock again with tools/engine_lock.py.".format(
-                             ", ".join("{0}=={1}".format(item.name, item.version) for item in missing)))
+        raise BuildError(
+            "pip delivered no file with the locked digest for {0}. The index serves other files than "
+            "the lock names; correct the index, or lock again with tools/engine_lock.py.".format(
+                ", ".join("{0}=={1}".format(item.name, item.version) for item in missing)
+            )
+        )
     return found
 
 

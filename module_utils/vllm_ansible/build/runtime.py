@@ -6,8 +6,8 @@ inputs, and changes nothing; `provide(root)` lays it out as bin/pythonX.Y, lib/p
 
 debian: the packages of the build machine's Debian, unpacked, not installed. The release then runs on a host of the
 same or a newer glibc without any Python. Which versions these are is decided by the first build and kept until a
-refresh is asked for: a security update of Debian must not restart a fleet by surprise. prefix: any interpreter that lies in a folder of its own; the libraries it
-loads are taken from the build machine.
+refresh is asked for: a security update of Debian must not restart a fleet by surprise.
+prefix: any interpreter that lies in a folder of its own; the libraries it loads are taken from the build machine.
 
 Runs on hosts: Python 3.6, standard library only.
 """
@@ -19,16 +19,28 @@ import os
 import re
 import shutil
 import stat
+from typing import Any, Dict
 
 from ansible.module_utils.vllm_ansible.artefact import sha256_file
 from ansible.module_utils.vllm_ansible.build import elf
 from ansible.module_utils.vllm_ansible.build.tree import (
-    DROPPED_EXTENSIONS, GLIBC_LIBRARIES, PRELOADED, BuildError, checked,
+    DROPPED_EXTENSIONS,
+    GLIBC_LIBRARIES,
+    PRELOADED,
+    BuildError,
+    checked,
 )
 
 _URI_LINE = re.compile(r"^'[^']*' (\S+) (\d+) SHA256:([0-9a-f]{64})$")
-_LIBRARY_FOLDERS = ("/lib/*-linux-gnu", "/usr/lib/*-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib",
-                    "/usr/local/lib")
+_LIBRARY_FOLDERS = (
+    "/lib/*-linux-gnu",
+    "/usr/lib/*-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+    "/usr/local/lib",
+)
 
 
 def parse_uris(text):
@@ -38,19 +50,23 @@ def parse_uris(text):
         match = _URI_LINE.match(line.strip())
         if match:
             filename, size, sha256 = match.groups()
-            name, version, _architecture = filename[:-len(".deb")].split("_")
-            found[name] = {"file": filename, "version": version.replace("%3a", ":"), "size": int(size),
-                           "sha256": sha256}
+            name, version, _architecture = filename[: -len(".deb")].split("_")
+            found[name] = {
+                "file": filename,
+                "version": version.replace("%3a", ":"),
+                "size": int(size),
+                "sha256": sha256,
+            }
     return found
 
 
-class DebianRuntime(object):
+class DebianRuntime:
     """Python from Debian packages."""
 
     def __init__(self, run, packages, downloads, refresh=False):
         self._run, self._names, self._downloads, self._refresh = run, packages, downloads, refresh
         self._chosen = os.path.join(downloads, "chosen.json")
-        self._packages = None
+        self._packages: Dict[str, Dict[str, Any]] = {}
 
     def _known(self):
         try:
@@ -61,20 +77,28 @@ class DebianRuntime(object):
         return found if sorted(found) == sorted(self._names) else None
 
     def _ask(self):
-        found = parse_uris(checked(self._run, ["apt-get", "--print-uris", "--quiet", "download"] + self._names,
-                                   "asking apt for the packages of the Python runtime"))
+        found = parse_uris(
+            checked(
+                self._run,
+                ["apt-get", "--print-uris", "--quiet", "download"] + self._names,
+                "asking apt for the packages of the Python runtime",
+            )
+        )
         missing = sorted(set(self._names) - set(found))
         if missing:
-            raise BuildError("apt knows no package {0}. Refresh its lists, or set the runtime provider to prefix on "
-                             "a machine that is not Debian.".format(", ".join(missing)))
+            raise BuildError(
+                "apt knows no package {0}. Refresh its lists, or set the runtime provider to prefix on "
+                "a machine that is not Debian.".format(", ".join(missing))
+            )
         return found
 
     def describe(self):
         """{"provider", "packages": {name: {"version", "sha256"}}}."""
         self._packages = found = (None if self._refresh else self._known()) or self._ask()
-        return {"provider": "debian",
-                "packages": {name: {"version": item["version"], "sha256": item["sha256"]}
-                             for name, item in found.items()}}
+        return {
+            "provider": "debian",
+            "packages": {name: {"version": item["version"], "sha256": item["sha256"]} for name, item in found.items()},
+        }
 
     def provide(self, root):
         """Unpack the packages and lay the interpreter out below `root`."""
@@ -89,12 +113,18 @@ class DebianRuntime(object):
             item = self._packages[name]
             path = os.path.join(self._downloads, item["file"])
             if not os.path.exists(path) or sha256_file(path) != item["sha256"]:
-                checked(self._run, ["apt-get", "--quiet", "download", "{0}={1}".format(name, item["version"])],
-                        "downloading {0} {1} (when Debian has replaced it: set refresh_runtime)".format(
-                            name, item["version"]), cwd=self._downloads)
+                checked(
+                    self._run,
+                    ["apt-get", "--quiet", "download", "{0}={1}".format(name, item["version"])],
+                    "downloading {0} {1} (when Debian has replaced it: set refresh_runtime)".format(
+                        name, item["version"]
+                    ),
+                    cwd=self._downloads,
+                )
             if sha256_file(path) != item["sha256"]:
-                raise BuildError("{0} has not the sha256 {1} that apt names. Remove it and run again.".format(
-                    path, item["sha256"]))
+                raise BuildError(
+                    "{0} has not the sha256 {1} that apt names. Remove it and run again.".format(path, item["sha256"])
+                )
             checked(self._run, ["dpkg-deb", "--extract", path, unpacked], "unpacking " + name)
         interpreters = glob.glob(os.path.join(unpacked, "usr/bin/python3.*"))
         if len(interpreters) != 1:
@@ -109,7 +139,7 @@ class DebianRuntime(object):
         shutil.rmtree(unpacked)
 
 
-class PrefixRuntime(object):
+class PrefixRuntime:
     """Python from an installation prefix such as /opt/python3.11."""
 
     def __init__(self, prefix, version):
@@ -119,17 +149,24 @@ class PrefixRuntime(object):
         """Sorted paths of the interpreter's files, relative to the prefix."""
         binary = os.path.join("bin", self._version)
         stdlib = os.path.join("lib", self._version)
-        if not os.path.isfile(os.path.join(self._prefix, binary)) \
-                or not os.path.isdir(os.path.join(self._prefix, stdlib)):
-            raise BuildError("{0} holds no {1} and {2}. Name the folder that holds both.".format(
-                self._prefix, binary, stdlib))
+        if not os.path.isfile(os.path.join(self._prefix, binary)) or not os.path.isdir(
+            os.path.join(self._prefix, stdlib)
+        ):
+            raise BuildError(
+                "{0} holds no {1} and {2}. Name the folder that holds both.".format(self._prefix, binary, stdlib)
+            )
         found = [binary]
-        found += [os.path.relpath(path, self._prefix)
-                  for path in glob.glob(os.path.join(self._prefix, "lib", "lib" + self._version + "*.so*"))]
+        found += [
+            os.path.relpath(path, self._prefix)
+            for path in glob.glob(os.path.join(self._prefix, "lib", "lib" + self._version + "*.so*"))
+        ]
         for directory, folders, names in os.walk(os.path.join(self._prefix, stdlib)):
             folders[:] = [name for name in folders if name not in ("site-packages", "__pycache__", "test")]
-            found += [os.path.relpath(os.path.join(directory, name), self._prefix) for name in names
-                      if not name.endswith(".a") and not name.startswith(DROPPED_EXTENSIONS)]
+            found += [
+                os.path.relpath(os.path.join(directory, name), self._prefix)
+                for name in names
+                if not name.endswith(".a") and not name.startswith(DROPPED_EXTENSIONS)
+            ]
         return sorted(found)
 
     def _libraries(self):
@@ -154,8 +191,11 @@ class PrefixRuntime(object):
         paths = {name: os.path.join(self._prefix, name) for name in self._files()}
         paths.update(self._libraries())
         for name in sorted(paths):
-            content = os.readlink(paths[name]) if os.path.islink(paths[name]) and name in self._files() else (
-                sha256_file(paths[name]))
+            content = (
+                os.readlink(paths[name])
+                if os.path.islink(paths[name]) and name in self._files()
+                else (sha256_file(paths[name]))
+            )
             digest.update("{0}\0{1}\n".format(name, content).encode("utf-8"))
         return {"provider": "prefix", "python": self._version, "sha256": digest.hexdigest()}
 
@@ -176,5 +216,8 @@ def find_library(soname):
             path = os.path.join(folder, soname)
             if os.path.exists(path) and elf.is_elf(os.path.realpath(path)):
                 return path
-    raise BuildError("{0} is needed by the Python runtime and is not on this machine. Install the package that "
-                     "brings it.".format(soname))
+    raise BuildError(
+        "{0} is needed by the Python runtime and is not on this machine. Install the package that brings it.".format(
+            soname
+        )
+    )

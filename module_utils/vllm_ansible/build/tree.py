@@ -21,10 +21,21 @@ import stat
 from ansible.module_utils.vllm_ansible.build import elf
 
 # What every glibc system has; all else must be in the tree.
-GLIBC_LIBRARIES = frozenset((
-    "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0",
-    "libresolv.so.2", "librt.so.1", "libutil.so.1", "libanl.so.1", "libmvec.so.1",
-))
+GLIBC_LIBRARIES = frozenset(
+    (
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+        "libc.so.6",
+        "libdl.so.2",
+        "libm.so.6",
+        "libpthread.so.0",
+        "libresolv.so.2",
+        "librt.so.1",
+        "libutil.so.1",
+        "libanl.so.1",
+        "libmvec.so.1",
+    )
+)
 # Loaded with the interpreter, so that every extension finds them under their names
 # although its own search path does not lead into the tree.
 PRELOADED = ("libstdc++.so.6", "libgcc_s.so.1", "libnuma.so.1")
@@ -33,10 +44,23 @@ DROPPED_EXTENSIONS = ("_dbm.", "_gdbm.", "nis.", "_tkinter.")
 DROPPED_STDLIB = ("test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data", "turtle.py")
 # Never used by a running engine. torch/bin keeps torch_shm_manager, which it starts.
 DROPPED_PACKAGE_PATHS = (
-    "torch/include", "torch/share", "torch/test", "torch/lib/*.a", "torch/bin/protoc*", "torch/bin/test_*",
-    "numpy/_core/include", "numpy/*/tests", "numpy/tests", "numba/tests", "llvmlite/tests", "sympy/*/tests",
-    "numba/np/ufunc/omppool*", "numba/np/ufunc/tbbpool*",
-    "networkx/*/tests", "networkx/*/*/tests", "networkx/*/*/*/tests",
+    "torch/include",
+    "torch/share",
+    "torch/test",
+    "torch/lib/*.a",
+    "torch/bin/protoc*",
+    "torch/bin/test_*",
+    "numpy/_core/include",
+    "numpy/*/tests",
+    "numpy/tests",
+    "numba/tests",
+    "llvmlite/tests",
+    "sympy/*/tests",
+    "numba/np/ufunc/omppool*",
+    "numba/np/ufunc/tbbpool*",
+    "networkx/*/tests",
+    "networkx/*/*/tests",
+    "networkx/*/*/*/tests",
 )
 
 
@@ -67,11 +91,11 @@ def elf_files(root):
 
 
 def python_version(root):
-    """"X.Y" of the interpreter in the tree `root`."""
+    """ "X.Y" of the interpreter in the tree `root`."""
     names = [name for name in os.listdir(os.path.join(root, "lib")) if name.startswith("python3.")]
     if len(names) != 1:
         raise BuildError("{0}/lib holds {1}, expected one pythonX.Y".format(root, sorted(names)))
-    return names[0][len("python"):]
+    return names[0][len("python") :]
 
 
 def site_packages(root):
@@ -110,8 +134,11 @@ def finish_runtime(root, run, patchelf):
 
     binary = os.path.join(root, "bin", "python" + version)
     for path in elf_files(root):
-        checked(run, [patchelf, "--set-rpath", "$ORIGIN/" + os.path.relpath(library, os.path.dirname(path)), path],
-                "patchelf on " + os.path.relpath(path, root))
+        checked(
+            run,
+            [patchelf, "--set-rpath", "$ORIGIN/" + os.path.relpath(library, os.path.dirname(path)), path],
+            "patchelf on " + os.path.relpath(path, root),
+        )
     for soname in PRELOADED:
         if not os.path.exists(os.path.join(library, soname)):
             raise BuildError("{0} is not among the runtime's libraries: add the package that brings it".format(soname))
@@ -139,10 +166,13 @@ def prune_packages(packages):
 
 def strip_files(root, run, strip):
     """Strip every ELF file except those auditwheel placed in *.libs: these were rewritten in ways strip mistakes."""
-    paths = [path for path in elf_files(root)
-             if not any(part.endswith(".libs") for part in os.path.relpath(path, root).split(os.sep))]
+    paths = [
+        path
+        for path in elf_files(root)
+        if not any(part.endswith(".libs") for part in os.path.relpath(path, root).split(os.sep))
+    ]
     for start in range(0, len(paths), 50):
-        checked(run, [strip, "--strip-unneeded", "--preserve-dates"] + paths[start:start + 50], "strip")
+        checked(run, [strip, "--strip-unneeded", "--preserve-dates"] + paths[start : start + 50], "strip")
 
 
 def compile_all(root, run):
@@ -155,9 +185,25 @@ def compile_all(root, run):
             folders.remove("__pycache__")
     # -I would ignore PYTHONHASHSEED, which decides the order of constant sets in the .pyc.
     rc, out, err = run(
-        [python, "-s", "-P", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
-         "-s", root, "-p", "/", os.path.join(root, "lib")],
-        environ_update={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"})
+        [
+            python,
+            "-s",
+            "-P",
+            "-m",
+            "compileall",
+            "-q",
+            "-j",
+            "0",
+            "--invalidation-mode",
+            "unchecked-hash",
+            "-s",
+            root,
+            "-p",
+            "/",
+            os.path.join(root, "lib"),
+        ],
+        environ_update={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     # Some packages ship templates and tests for other Pythons that do not compile: only noise matters here.
     if rc not in (0, 1):
         raise BuildError("compileall failed with exit code {0}: {1}".format(rc, (out + err)[-500:]))
@@ -179,8 +225,11 @@ def rewrite_records(packages):
                 cache = os.path.join(os.path.dirname(full), "__pycache__")
                 stem = os.path.splitext(os.path.basename(full))[0]
                 if full.endswith(".py") and os.path.isdir(cache):
-                    kept.update(os.path.relpath(os.path.join(cache, item), packages)
-                                for item in os.listdir(cache) if item.startswith(stem + ".cpython-"))
+                    kept.update(
+                        os.path.relpath(os.path.join(cache, item), packages)
+                        for item in os.listdir(cache)
+                        if item.startswith(stem + ".cpython-")
+                    )
         own = name + "/RECORD"
         output = io.StringIO()
         writer = csv.writer(output, lineterminator="\n")

@@ -19,12 +19,18 @@ def apply_patch(run, source, patch, exact=True):
     rc, out, err = run(argv + ["--dry-run"], environ_update={"LC_ALL": "C"})
     name = os.path.basename(patch)
     if rc != 0:
-        raise OverridesError("{0} does not apply to {1}:\n{2}\nRefresh it (tools/overrides.py refresh).".format(
-            name, source, (out + err).strip()))
+        raise OverridesError(
+            "{0} does not apply to {1}:\n{2}\nRefresh it (tools/overrides.py refresh).".format(
+                name, source, (out + err).strip()
+            )
+        )
     moved = [line for line in out.splitlines() if "offset" in line and "succeeded" in line]
     if exact and moved:
-        raise OverridesError("{0} applies to {1} only with an offset:\n{2}\n"
-                             "Refresh it (tools/overrides.py refresh).".format(name, source, "\n".join(moved)))
+        raise OverridesError(
+            "{0} applies to {1} only with an offset:\n{2}\nRefresh it (tools/overrides.py refresh).".format(
+                name, source, "\n".join(moved)
+            )
+        )
     rc, out, err = run(argv, environ_update={"LC_ALL": "C"})
     if rc != 0:
         raise OverridesError("{0} could not be applied to {1}: {2}".format(name, source, (out + err).strip()))

@@ -10,6 +10,7 @@ Runs on hosts: Python 3.6, standard library only.
 import hashlib
 import os
 import re
+from typing import Set
 
 BUDGET = 8
 SHARED_FOLDER = "common"
@@ -55,8 +56,9 @@ def touched_files(text):
         if match and match.group(1) != "/dev/null":
             head, _slash, path = match.group(1).partition("/")
             if head not in ("a", "b") or not path or path.startswith("/") or ".." in path.split("/"):
-                raise OverridesError("the patch names {0!r}; write a/PATH and b/PATH inside the source".format(
-                    match.group(1)))
+                raise OverridesError(
+                    "the patch names {0!r}; write a/PATH and b/PATH inside the source".format(match.group(1))
+                )
             paths.add(path)
     return sorted(paths)
 
@@ -89,18 +91,22 @@ def read_series(folder, backend):
         with open(listing) as stream:
             lines = [line.strip() for line in stream]
     except OSError as error:
-        raise OverridesError("{0} cannot be read: {1}".format(listing, error.strerror))
+        raise OverridesError("{0} cannot be read: {1}".format(listing, error.strerror)) from error
     paths = []
     for line in lines:
         if not line or line.startswith("#"):
             continue
         path = os.path.normpath(os.path.join(backend, line))
         if os.path.dirname(path) not in (SHARED_FOLDER, backend):
-            raise OverridesError("{0} names {1}; a series takes patches of {2}/ and of its own folder only".format(
-                listing, line, SHARED_FOLDER))
+            raise OverridesError(
+                "{0} names {1}; a series takes patches of {2}/ and of its own folder only".format(
+                    listing, line, SHARED_FOLDER
+                )
+            )
         if not os.path.isfile(os.path.join(folder, path)):
-            raise OverridesError("{0} names {1}, which does not exist. Correct the name or remove the line".format(
-                listing, line))
+            raise OverridesError(
+                "{0} names {1}, which does not exist. Correct the name or remove the line".format(listing, line)
+            )
         if path in paths:
             raise OverridesError("{0} names {1} twice".format(listing, line))
         paths.append(path)
@@ -128,7 +134,7 @@ def result_digest(source, paths):
         try:
             with open(os.path.join(source, path), "rb") as stream:
                 content = hashlib.sha256(stream.read()).hexdigest()
-        except IOError:
+        except OSError:
             content = "removed"
         digest.update("{0}\0{1}\n".format(path, content).encode("utf-8"))
     return digest.hexdigest()
@@ -187,13 +193,15 @@ def folder_problems(folder, version, root):
             continue
         listed.update(paths)
         if len(paths) > BUDGET:
-            problems.append("{0}: {1} patches, the budget is {2}. Bring some upstream or fork".format(
-                backend, len(paths), BUDGET))
-    present = set()
+            problems.append(
+                "{0}: {1} patches, the budget is {2}. Bring some upstream or fork".format(backend, len(paths), BUDGET)
+            )
+    present: Set[str] = set()
     for entry in sorted(os.listdir(folder)):
         if os.path.isdir(os.path.join(folder, entry)):
-            present.update(os.path.join(entry, name) for name in os.listdir(os.path.join(folder, entry))
-                           if name != SERIES_FILE)
+            present.update(
+                os.path.join(entry, name) for name in os.listdir(os.path.join(folder, entry)) if name != SERIES_FILE
+            )
     for path in sorted(present - listed):
         problems.append("{0}: in no series. List it or remove it".format(path))
     for path in sorted(present & listed):
