@@ -72,7 +72,7 @@ class TestTexts:
         config = tmp_path / "ssh_config"
         config.write_text(render.ssh_config([host()], str(tmp_path)))
         for target in ("cpu01", "198.18.77.11"):
-            command = ["ssh", "-G", "-F", config, target]
+            command = ["ssh", "-G", "-F", str(config), target]
             shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             settings = dict(line.split(" ", 1) for line in shown.splitlines())
             assert settings["hostname"] == "198.18.77.11"
