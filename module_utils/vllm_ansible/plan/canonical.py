@@ -7,6 +7,10 @@ import re
 from typing import Any, List, Tuple
 
 GIB = 1024**3
+# Names whose values are never repeated: in a key of a request, a flag or an environment variable.
+SECRET_NAME = re.compile(
+    r"(^|[._-])(API[_-]?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)([_-]|\Z)", re.IGNORECASE
+)
 
 
 def canonical_json(value: Any) -> str:

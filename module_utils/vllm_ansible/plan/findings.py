@@ -4,7 +4,7 @@
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.plan import codes
-from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json, natural_key, show
+from ansible.module_utils.vllm_ansible.plan.canonical import SECRET_NAME, canonical_json, natural_key, show
 
 
 class Findings:
@@ -28,9 +28,11 @@ class Findings:
         """Record that no valid plan exists.
 
         `message` says what is wrong, `set_to` what to change, `seen` the value found, `also` on how many hosts
-        besides `host` it is the same.
+        besides `host` it is the same. What a field with the name of a secret holds is not kept.
         """
         assert code in codes.PROBLEMS, code
+        if field is not None and SECRET_NAME.search(field):
+            seen = None
         if also:
             message = "{} (the same on {} more host{})".format(message, also, "" if also == 1 else "s")
         entry = {

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as numbers: parameters, weights and KV cache from the Hugging Face configuration."""
 
+import re
 from typing import Any, Dict, NamedTuple, Optional
 
 from ansible.module_utils.vllm_ansible.plan.reader import Reader
 
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -131,6 +133,8 @@ def read_shape(config: Reader) -> Shape:
 
 def read_model(name: str, entry: Reader) -> Model:
     """Read one model entry; what is unusable is complained about through `entry`."""
+    if not re.match(MODEL_NAME + r"\Z", name):
+        entry.complain(entry.path, name, "named with letters, digits, dots and dashes: the name becomes a folder")
     config = entry.mapping("config", required=True)
     source = entry.mapping("source", required=True)
     kind = source.text("type", required=True)

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from ansible.module_utils.vllm_ansible.cpulist import parse_cpulist
 from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json, natural_key, show, slug
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
+from ansible.module_utils.vllm_ansible.plan.models import MODEL_NAME
 from ansible.module_utils.vllm_ansible.plan.words import WORDS, translate
 
 BACKENDS = ("ascend", "cpu", "cuda")
@@ -102,10 +103,9 @@ def _mapping(value: Any) -> Dict[str, Any]:
     raise _Invalid("a mapping of names to values")
 
 
-_NAME = _text(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,119}", "a name of letters, digits, dots, dashes and slashes")
 _SIZE = _number(1, 1024)
 CHECKS = {
-    "model": _NAME,
+    "model": _text(MODEL_NAME, "a name of letters, digits, dots and dashes, as in the catalogue or engine_models"),
     "name": _text(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", "a name of at most 48 small letters, digits and dashes"),
     "version": _version,
     "backend": _choice(BACKENDS),
@@ -120,7 +120,9 @@ CHECKS = {
     "nodes": _SIZE,
     "replicas_per_host": _SIZE,
     "port": _number(1024, 65535),
-    "served_model_name": _NAME,
+    "served_model_name": _text(
+        r"[A-Za-z0-9][A-Za-z0-9._/-]{0,119}", "a name of letters, digits, dots, dashes and slashes"
+    ),
     "cpus": _cpus,
     "extra_args": _mapping,
     "extra_env": _mapping,

@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, Optional
 
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
-from ansible.module_utils.vllm_ansible.plan.canonical import show
+from ansible.module_utils.vllm_ansible.plan.canonical import SECRET_NAME, show
 from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.requests import nearest
 
@@ -42,7 +42,6 @@ _PATTERNS = {
     "float": (r"-?[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?\Z", "a number"),
     "human-int": (r"(auto|-?[0-9]+(\.[0-9]+)?[kKmMgGtT]?)\Z", "a whole number, also as 4k or 1M"),
 }
-_SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|\Z)", re.IGNORECASE)
 
 
 def engine_flags(documents: Any, engine: str, version: str) -> Optional[Dict[str, Any]]:
@@ -71,6 +70,8 @@ def apply_extras(group: Group, context: Context) -> None:
         _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)
     for key in sorted(group.request.extra_args):
         name, value = key.lstrip("-").replace("_", "-"), group.request.extra_args[key]
+        alias = known.get(name, {}).get("alias_of")
+        name = alias if isinstance(alias, str) else name
         field = "engine_request.extra_args." + key
         if name in OWNED_FLAGS:
             fail(group, context, "E_ARG_OWNED", "--{} is set by the plan".format(name),
@@ -126,8 +127,7 @@ def _extra_environment(group: Group, key: str, value: Any, context: Context) -> 
     field = "engine_request.extra_env." + key
     if key in OWNED_ENVIRONMENT:
         fail(group, context, "E_ENV_OWNED", "{} is set by the plan".format(key), OWNED_ENVIRONMENT[key], field)
-    elif _SECRET.search(key):
-        # Never echo the value: it may be the secret itself.
+    elif SECRET_NAME.search(key):
         fail(group, context, "E_ENV_SECRET", "{} looks like a secret, and a plan holds none".format(key),
              "a credential of the service (engine_service_api_key), not an environment variable", field)  # fmt: skip
     elif not re.match(r"[A-Za-z_][A-Za-z0-9_]*\Z", key) or not isinstance(value, (str, int, float)):

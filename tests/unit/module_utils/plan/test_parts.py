@@ -99,14 +99,28 @@ def test_flag_values(value, flag, wanted):
     assert settings._wrong_value(value, flag) == wanted
 
 
-@pytest.mark.parametrize("key", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "my_api_key", "X_CREDENTIALS"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "HF_TOKEN",
+        "engine_request.api_key",
+        "engine_request.extra_args.api-key",
+        "AWS_SECRET_ACCESS_KEY",
+        "PASSWORD",
+        "my_api_key",
+        "X_CREDENTIALS",
+    ],
+)
 def test_secret_names_are_recognised(key):
-    assert settings._SECRET.search(key)
+    assert canonical.SECRET_NAME.search(key)
 
 
-@pytest.mark.parametrize("key", ["VLLM_LOGGING_LEVEL", "TOKENIZERS_PARALLELISM", "MONKEY", "KEYBOARD"])
+@pytest.mark.parametrize(
+    "key",
+    ["VLLM_LOGGING_LEVEL", "engine_request.max_num_batched_tokens", "TOKENIZERS_PARALLELISM", "MONKEY", "KEYBOARD"],
+)
 def test_ordinary_names_are_not_secrets(key):
-    assert not settings._SECRET.search(key)
+    assert not canonical.SECRET_NAME.search(key)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every code is shown by a golden case or here, with what it says to set."""
+
+import json
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_ansible.plan import codes
+from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, check_requests, plan_fleet
+
+from tools import golden
+
+ROW = golden.catalogue()["rows"]["vllm-0.32.0-cpu"]
+SHOWN = [json.loads((golden.GOLDEN / case / "plan.json").read_text()) for case in golden.cases()]
+HERE: dict[str, tuple[dict[str, Any], str]] = {
+    "E_CATALOGUE": ({"catalogue": {"rows": {"r": {**ROW, "release_bytes": "big"}}}}, "correct the catalogue"),
+    "E_DTYPE": ({"catalogue": {"rows": {"r": {**ROW, "dtypes": ["float32"]}}}}, "dtype: float32"),
+    "E_FLAGS_MISSING": ({"flags": {}}, "engine_overrides/vllm/0.32.0/flags.yml"),
+    "E_NETWORKS": ({"networks": "10.0.0.0/8"}, 'deployment_plan_allowed_networks: ["10.0.0.0/8"]'),
+    "E_NO_HOSTS": ({"hosts": {}}, "a group named pool_<name> under engines, with hosts and an engine_request"),
+    "E_SERIES_MISSING": ({"overrides": {}}, "engine_overrides/vllm/0.32.0/manifest.yml with a series for cpu"),
+}
+
+
+def inputs() -> Inputs:
+    request = {"model": "smollm2-135m-instruct"}
+    engine = {"machine": "epyc-virtual", "groups": ["engines", "pool_a"], "request": request}
+    build = {"machine": "epyc-virtual", "groups": ["build"]}
+    return golden.inputs({"hosts": {"cpu01": engine, "build01": build}})
+
+
+@pytest.mark.parametrize("code", HERE)
+def test_problem_says_what_to_set(code):
+    changes, set_to = HERE[code]
+    changed = inputs()._replace(**changes)
+    if "catalogue" in changes:
+        changed.catalogue["models"] = golden.catalogue()["models"]
+    found = [p for p in plan_fleet(changed)["problems"] if p["code"] == code]
+    assert [p["set"] for p in found] == [set_to]
+
+
+def test_one_release_per_host():
+    flags = golden.flags()["vllm"]["0.32.0"]
+    newer = {**ROW, "version": "0.33.0", "default": False}
+    request = [{"model": "smollm2-135m-instruct"}, {"model": "deepseek-v3-tiny-random", "version": "=0.33.0"}]
+    given = inputs()
+    given.hosts["cpu01"]["request"] = request
+    given = given._replace(
+        catalogue={**golden.catalogue(), "rows": {"old": ROW, "new": newer}},
+        flags={"vllm": {"0.32.0": flags, "0.33.0": flags}},
+        overrides={"vllm": {**golden.SERIES["vllm"], "0.33.0": golden.SERIES["vllm"]["0.32.0"]}},
+    )
+    found = plan_fleet(given)["problems"]
+    assert [p["code"] for p in found] == ["E_MIXED_VERSIONS"]
+    assert found[0]["seen"] == "vllm-0.32.0-cpu-x86_64, vllm-0.33.0-cpu-x86_64"
+
+
+def test_removed_variables_say_what_to_use():
+    hosts = {"a": {"groups": ["engines", "pool_a"], "request": {"model": "x"}, "variables": ["gone"]}}
+    found = check_requests({**hosts, "b": hosts["a"]}, {"gone": "engine_request.model"}).problems
+    assert [(p["code"], p["set"]) for p in found] == [("E_VARIABLE_REMOVED", "engine_request.model")]
+    assert "1 more host" in found[0]["message"]
+
+
+def test_no_code_is_without_an_example():
+    problems = {p["code"] for plan in SHOWN for p in plan["problems"]} | set(HERE)
+    assert set(codes.PROBLEMS) - problems == {"E_MIXED_VERSIONS", "E_VARIABLE_REMOVED"}, "tested above by name"
+    warnings = {w["code"] for plan in SHOWN for w in plan["warnings"]}
+    assert set(codes.WARNINGS) - warnings == set()
+    rules = {d["rule"] for plan in SHOWN for d in plan["decisions"]}
+    assert set(codes.RULES) - rules == set()
+
+
+def test_no_example_shows_a_secret():
+    for case in golden.cases():
+        assert "not-shown" not in (golden.GOLDEN / case / "plan.json").read_text()
