@@ -73,4 +73,4 @@ def test_no_code_is_without_an_example():
 
 def test_no_example_shows_a_secret():
     for case in golden.cases():
-        assert "not-shown" not in (golden.GOLDEN / case / "plan.json").read_text()
+        assert "hush-me" not in (golden.GOLDEN / case / "plan.json").read_text()
