@@ -185,6 +185,10 @@ def test_the_key_guards_the_api_and_shows_nowhere(server: Server) -> None:
     assert server.get("/v1/models")[0] == 401
     assert server.get("/v1/models", {"Authorization": "Bearer wrong"})[0] == 401
     assert server.get("/v1/models", {"Authorization": f"Bearer {KEY}"})[0] == 200
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        assert server.get(path)[0] == 200, path
+    for path in ("/invocations", "/tokenize", "/load", "/openapi.json"):
+        assert server.get(path)[0] == 401, path
     for pid in (server.process.pid, server.pid_of("EngineCore"), server.pid_of("Worker")):
         for name in ("cmdline", "environ"):
             assert KEY.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
