@@ -206,8 +206,8 @@ def verify(module, name, text):
     The tool also refuses a unit whose program is not installed, so it is only asked on hosts that have it.
     """
     tool = module.get_bin_path("systemd-analyze")
-    program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE).group(1)
-    if tool is None or not os.path.exists(program):
+    program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE)
+    if tool is None or program is None or not os.path.exists(program.group(1)):
         return []
     folder = tempfile.mkdtemp(dir=module.tmpdir)
     try:

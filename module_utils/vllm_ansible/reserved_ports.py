@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets of TCP ports as net.ipv4.ip_local_reserved_ports writes them: "8000,60000-60031"."""
 
+from typing import List, Set
+
 
 def parse(text):
     """Return the set of ports of a list such as "8000,60000-60031"; raises ValueError with the part that is wrong."""
-    ports = set()
+    ports: Set[int] = set()
     for part in text.replace(",", " ").split():
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
@@ -18,7 +20,7 @@ def parse(text):
 
 def compose(ports):
     """Return the shortest list for a set of ports: {8000, 8001, 9000} → "8000-8001,9000"."""
-    runs = []
+    runs: List[List[int]] = []
     for port in sorted(ports):
         if runs and port == runs[-1][1] + 1:
             runs[-1][1] = port
