@@ -97,7 +97,7 @@ import json
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, installation
 from ansible.module_utils.vllm_ansible.progress import Progress
 
 ARGUMENTS = {
@@ -112,7 +112,7 @@ ARGUMENTS = {
 
 def describe(directory):
     """The returned facts about an installed directory; empty values where there is none."""
-    receipt = artefact.read_receipt(directory)
+    receipt = installation.read_receipt(directory)
     try:
         with open(os.path.join(directory, artefact.MANIFEST)) as stream:
             manifest = json.load(stream)
@@ -130,11 +130,11 @@ def ensure_present(params, check_mode):
     """Install unless the directory is sound; returns the module's result."""
     directory, sha256 = params["dest"], params["sha256"].lower()
     action = "replace" if os.path.lexists(directory) else "install"
-    problems = artefact.verify(directory, sha256, full=params["verify"] == "full")
+    problems = installation.verify(directory, sha256, full=params["verify"] == "full")
     if problems and not check_mode:
         if not params["src"]:
             raise artefact.ArtefactError("{0}. Set src to the artefact file.".format("; ".join(problems)))
-        artefact.install(params["src"], sha256, directory, Progress(params["progress_path"]).update)
+        installation.install(params["src"], sha256, directory, Progress(params["progress_path"]).update)
     result = {
         "changed": bool(problems),
         "action": action if problems else "none",
@@ -149,14 +149,14 @@ def ensure_absent(params, check_mode):
     """Remove the directory if it is an installed artefact; returns the module's result."""
     directory = params["dest"]
     present = os.path.lexists(directory)
-    if present and artefact.read_receipt(directory) is None:
+    if present and installation.read_receipt(directory) is None:
         raise artefact.ArtefactError(
             "{0} was not installed from an artefact; it is not removed. Remove it by hand if it should go.".format(
                 directory
             )
         )
     if present and not check_mode:
-        artefact.remove_tree(directory)
+        installation.remove_tree(directory)
     return {"changed": present, "action": "remove" if present else "none", "directory": directory}
 
 
@@ -167,7 +167,7 @@ def main():
     )
     params = dict(module.params, dest=os.path.abspath(module.params["dest"]))
     ensure = ensure_present if params["state"] == "present" else ensure_absent
-    before = (artefact.read_receipt(params["dest"]) or {}).get("artefact_sha256")
+    before = (installation.read_receipt(params["dest"]) or {}).get("artefact_sha256")
     try:
         result = ensure(params, module.check_mode)
     except artefact.ArtefactError as error:

@@ -69,7 +69,7 @@ import glob
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, installation
 
 
 def plan_removals(installed, protected, keep):
@@ -85,7 +85,7 @@ def read_installed(path):
     found = {}
     for name in os.listdir(path) if os.path.isdir(path) else ():
         receipt = os.path.join(path, name, artefact.RECEIPT)
-        if not name.startswith(".") and artefact.read_receipt(os.path.join(path, name)) is not None:
+        if not name.startswith(".") and installation.read_receipt(os.path.join(path, name)) is not None:
             found[name] = os.path.getmtime(receipt)
     return found
 
@@ -118,13 +118,13 @@ def main():
     removed = plan_removals(
         installed, read_protected(params["path"], params["instances"]) | {params["current"]}, params["keep"]
     )
-    leftovers = artefact.find_leftovers(params["path"])
+    leftovers = installation.find_leftovers(params["path"])
     kept = sorted(set(installed) - set(removed))
     if not module.check_mode:
         try:
             for name in removed:
-                artefact.remove_tree(os.path.join(params["path"], name))
-            artefact.remove_leftovers(params["path"])
+                installation.remove_tree(os.path.join(params["path"], name))
+            installation.remove_leftovers(params["path"])
         except OSError as error:
             module.fail_json(msg="could not remove an old release from {0}: {1}".format(params["path"], error))
     result = {"changed": bool(removed or leftovers), "kept": kept, "removed": removed, "leftovers": leftovers}

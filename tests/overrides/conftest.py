@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import installation
 from ansible.module_utils.vllm_ansible.overrides import apply, series
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def newest_receipt() -> dict:
 def release(newest_receipt: dict) -> Path:
     """The newest artefact, installed; kept between runs because unpacking takes half a minute."""
     target = ROOT / ".cache" / "test-releases" / newest_receipt["release_id"]
-    if artefact.verify(str(target), newest_receipt["sha256"]):
+    if installation.verify(str(target), newest_receipt["sha256"]):
         shutil.rmtree(target.parent, ignore_errors=True)
-        artefact.install(newest_receipt["path"], newest_receipt["sha256"], str(target))
+        installation.install(newest_receipt["path"], newest_receipt["sha256"], str(target))
     return target

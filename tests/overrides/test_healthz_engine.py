@@ -34,7 +34,9 @@ vocabulary = {letter: number for number, letter in enumerate(["<eos>"] + alphabe
 tokenizer = Tokenizer(models.BPE(vocabulary, []))
 tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 tokenizer.decoder = decoders.ByteLevel()
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(sys.argv[1])
+saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+saved.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+saved.save_pretrained(sys.argv[1])
 torch.manual_seed(0)
 Qwen2ForCausalLM(Qwen2Config(
     vocab_size=len(vocabulary), hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
@@ -63,12 +65,13 @@ class Server:
         return code, json.loads(body)
 
     def request(self, prompt: str, tokens: int, stream: bool = False, timeout: float = 300) -> http.client.HTTPResponse:
+        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+        return self.post("/v1/completions", body, timeout)
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 300) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body),
-            {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
-        )  # fmt: skip
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps({"model": "m", **body}), headers)
         return connection.getresponse()
 
     def complete(self, prompt: str = "hello", tokens: int = 8) -> int:
@@ -201,6 +204,20 @@ def test_the_first_request_is_answered(server: Server) -> None:
     assert (code, body["status"], body["running"], body["waiting"]) == (200, "idle", 0, 0)
     assert body["requests_in_window"] == 1
     assert 0 < body["first_token_seconds"]["p50"] <= body["end_to_end_seconds"]["p50"]
+
+
+def test_chat_templates_and_structured_output_are_in_the_release(server: Server) -> None:
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"],
+              "additionalProperties": False}  # fmt: skip
+    answer = server.post(
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+        },
+    )  # fmt: skip
+    content = json.loads(answer.read())["choices"][0]["message"]["content"]
+    assert isinstance(json.loads(content)["yes"], bool)
 
 
 def test_streaming_counts_like_plain_answers(server: Server) -> None:

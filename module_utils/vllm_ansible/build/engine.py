@@ -21,7 +21,7 @@ import time
 import zipfile
 from typing import Dict, Union
 
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, installation
 from ansible.module_utils.vllm_ansible.build import elf, packages, runtime, tree
 from ansible.module_utils.vllm_ansible.build.tree import BuildError, checked
 from ansible.module_utils.vllm_ansible.overrides import apply, series
@@ -461,7 +461,7 @@ class EngineBuild:
     def _check(self, packed, scratch):
         place = os.path.join(scratch, "elsewhere", "release")
         os.makedirs(os.path.dirname(place))
-        artefact.install(packed["path"], packed["sha256"], place)
+        installation.install(packed["path"], packed["sha256"], place)
         out = checked(
             self.run,
             [

@@ -13,7 +13,7 @@ import pytest
 import vllm_model_convert
 import vllm_model_fetch
 import vllm_model_pack
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, installation
 from ansible.module_utils.vllm_ansible.convert import bpe, gguf_source
 
 Run = Callable[..., dict[str, Any]]
@@ -230,7 +230,7 @@ def test_pack_once_and_install(run_module: Run, tmp_path: Path, packing: dict[st
     for options in ({}, {"verify": "full"}):
         again = run_module(vllm_model_pack, {**packing, **options}, diff=True)
         assert (again["changed"], again["sha256"], again["size_bytes"]) == (False, first["sha256"], first["size_bytes"])
-    artefact.install(packing["dest"], first["sha256"], str(tmp_path / "installed"))
+    installation.install(packing["dest"], first["sha256"], str(tmp_path / "installed"))
     assert artefact.describe_tree(str(tmp_path / "installed")) == artefact.describe_tree(packing["source"])
 
 

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, installation
 
 
 def make_tree(root: Path) -> Path:
@@ -68,10 +68,10 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 def test_a_tree_survives_the_journey(packed: dict, tree: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "x-1"
-    receipt = artefact.install(packed["path"], packed["sha256"], str(target))
+    receipt = installation.install(packed["path"], packed["sha256"], str(target))
     assert receipt["artefact_sha256"] == packed["sha256"]
     assert artefact.describe_tree(str(target)) == artefact.describe_tree(str(tree))
-    assert artefact.verify(str(target), packed["sha256"], full=True) == []
+    assert installation.verify(str(target), packed["sha256"], full=True) == []
     assert os.readlink(target / "bin" / "alias") == "tool"
     assert (target / "bin" / "tool").stat().st_mode & 0o777 == 0o755
     assert (target / "lib" / "data").stat().st_mode & 0o777 == 0o644
@@ -120,14 +120,14 @@ def test_layers_are_cut_by_the_closest_parent_and_unpacked_by_the_python_inside(
         assert outer.getnames() == ["artefact.json", "a.tar.gz", "b.tar"]
         with tarfile.open(fileobj=outer.extractfile("b.tar")) as inner:
             assert inner.getnames() == ["lib", "lib/data"]
-    artefact.install(packed["path"], packed["sha256"], str(tmp_path / "out"))
-    assert artefact.verify(str(tmp_path / "out"), full=True) == []
+    installation.install(packed["path"], packed["sha256"], str(tmp_path / "out"))
+    assert installation.verify(str(tmp_path / "out"), full=True) == []
 
 
 def test_a_wrong_digest_is_named_and_changes_nothing(packed: dict, tmp_path: Path) -> None:
     target = tmp_path / "out" / "x"
     with pytest.raises(artefact.ArtefactError, match=f"has sha256 {packed['sha256']}, expected {'0' * 64}"):
-        artefact.install(packed["path"], "0" * 64, str(target))
+        installation.install(packed["path"], "0" * 64, str(target))
     assert visible(target.parent) == []
 
 
@@ -137,10 +137,10 @@ def test_a_truncated_file_changes_nothing(keep: int, packed: dict, tmp_path: Pat
     short = tmp_path / "short.tar"
     short.write_bytes(content)
     with pytest.raises(artefact.ArtefactError, match="cut short"):
-        artefact.install(str(short), packed["sha256"], str(tmp_path / "out" / "x"))
+        installation.install(str(short), packed["sha256"], str(tmp_path / "out" / "x"))
     # Even when somebody asks for exactly these bytes.
     with pytest.raises(artefact.ArtefactError):
-        artefact.install(str(short), artefact.sha256_file(str(short)), str(tmp_path / "out" / "x"))
+        installation.install(str(short), artefact.sha256_file(str(short)), str(tmp_path / "out" / "x"))
     assert visible(tmp_path / "out") == []
 
 
@@ -148,7 +148,7 @@ def test_a_payload_that_is_not_the_one_named_changes_nothing(tmp_path: Path) -> 
     path = tmp_path / "x.tar"
     sha256 = handmade(path, [(member("data"), b"1")])
     with pytest.raises(artefact.ArtefactError, match="unpacked to a tree with digest"):
-        artefact.install(str(path), sha256, str(tmp_path / "out" / "x"))
+        installation.install(str(path), sha256, str(tmp_path / "out" / "x"))
     assert visible(tmp_path / "out") == []
 
 
@@ -173,7 +173,7 @@ def test_members_that_could_reach_outside_are_refused(members: list, tmp_path: P
     path = tmp_path / "x.tar"
     sha256 = handmade(path, members)
     with pytest.raises(artefact.ArtefactError):
-        artefact.install(str(path), sha256, str(tmp_path / "out" / "x"))
+        installation.install(str(path), sha256, str(tmp_path / "out" / "x"))
     assert visible(tmp_path / "out") == []
     assert not (tmp_path / "escape").exists() and not Path("/etc/escape").exists()
 
@@ -191,7 +191,7 @@ def test_a_manifest_that_is_not_ours_is_refused(changes: dict, message: str, tmp
     path = tmp_path / "x.tar"
     sha256 = handmade(path, [(member("data"), b"1")], **changes)
     with pytest.raises(artefact.ArtefactError, match=message):
-        artefact.install(str(path), sha256, str(tmp_path / "out" / "x"))
+        installation.install(str(path), sha256, str(tmp_path / "out" / "x"))
     assert visible(tmp_path / "out") == []
 
 
@@ -207,7 +207,7 @@ def test_a_file_system_that_is_too_small_is_named_before_unpacking(
 
     monkeypatch.setattr(os, "statvfs", small)
     with pytest.raises(artefact.ArtefactError, match=r"not enough room for x below .*MiB are free, \d+ MiB are needed"):
-        artefact.install(packed["path"], packed["sha256"], str(tmp_path / "out" / "x"))
+        installation.install(packed["path"], packed["sha256"], str(tmp_path / "out" / "x"))
     assert visible(tmp_path / "out") == []
 
 
@@ -219,9 +219,9 @@ def test_a_file_system_that_fills_up_while_unpacking_is_left_clean(
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(small)], check=True)
     try:
-        monkeypatch.setattr(artefact, "_check_room", lambda *_arguments: None)  # as if others filled it meanwhile
+        monkeypatch.setattr(installation, "_check_room", lambda *_arguments: None)  # as if others filled it meanwhile
         with pytest.raises(artefact.ArtefactError, match="No space left on device"):
-            artefact.install(packed["path"], packed["sha256"], str(small / "x"))
+            installation.install(packed["path"], packed["sha256"], str(small / "x"))
         assert visible(small) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -229,12 +229,12 @@ def test_a_file_system_that_fills_up_while_unpacking_is_left_clean(
 
 def test_an_installation_that_was_killed_is_done_again(packed: dict, tmp_path: Path) -> None:
     target = tmp_path / "out" / "x"
-    staging = Path(artefact.staging_directory(str(target)))
+    staging = Path(installation.staging_directory(str(target)))
     (staging / "lib").mkdir(parents=True)
     (staging / "lib" / "data").write_text("half")
     (tmp_path / "out" / ".x.lock").write_text("")
-    artefact.install(packed["path"], packed["sha256"], str(target))
-    assert artefact.verify(str(target), packed["sha256"], full=True) == []
+    installation.install(packed["path"], packed["sha256"], str(target))
+    assert installation.verify(str(target), packed["sha256"], full=True) == []
     assert visible(target.parent) == ["x"]
 
 
@@ -244,9 +244,9 @@ def test_two_installations_of_one_directory_do_not_meet(packed: dict, tmp_path: 
     with open(parent / ".x.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(artefact.ArtefactError, match="another run is installing"):
-            artefact.install(packed["path"], packed["sha256"], str(parent / "x"))
-        assert artefact.find_leftovers(str(parent)) == []
-    assert artefact.find_leftovers(str(parent)) == [".x.lock"]
+            installation.install(packed["path"], packed["sha256"], str(parent / "x"))
+        assert installation.find_leftovers(str(parent)) == []
+    assert installation.find_leftovers(str(parent)) == [".x.lock"]
 
 
 @pytest.mark.parametrize(
@@ -262,28 +262,30 @@ def test_two_installations_of_one_directory_do_not_meet(packed: dict, tmp_path: 
 )
 def test_damage_is_seen(damage, quick: bool, full: bool, packed: dict, tmp_path: Path) -> None:
     target = tmp_path / "x"
-    artefact.install(packed["path"], packed["sha256"], str(target))
+    installation.install(packed["path"], packed["sha256"], str(target))
     damage(target)
-    assert bool(artefact.verify(str(target), packed["sha256"])) == quick
-    assert bool(artefact.verify(str(target), packed["sha256"], full=True)) == full
+    assert bool(installation.verify(str(target), packed["sha256"])) == quick
+    assert bool(installation.verify(str(target), packed["sha256"], full=True)) == full
 
 
 def test_a_damaged_directory_is_replaced_and_another_one_is_not_taken_for_it(packed: dict, tmp_path: Path) -> None:
     target = tmp_path / "x"
-    artefact.install(packed["path"], packed["sha256"], str(target))
-    assert artefact.verify(str(target), "1" * 64) == [f"{target} holds artefact {packed['sha256']}, wanted {'1' * 64}"]
+    installation.install(packed["path"], packed["sha256"], str(target))
+    assert installation.verify(str(target), "1" * 64) == [
+        f"{target} holds artefact {packed['sha256']}, wanted {'1' * 64}"
+    ]
     (target / "lib" / "data").unlink()
-    artefact.install(packed["path"], packed["sha256"], str(target))
-    assert artefact.verify(str(target), packed["sha256"], full=True) == []
+    installation.install(packed["path"], packed["sha256"], str(target))
+    assert installation.verify(str(target), packed["sha256"], full=True) == []
 
 
 def test_a_removal_that_was_interrupted_is_finished_by_the_next(packed: dict, tmp_path: Path) -> None:
     target = tmp_path / "out" / "x"
-    artefact.install(packed["path"], packed["sha256"], str(target))
+    installation.install(packed["path"], packed["sha256"], str(target))
     target.rename(target.parent / ".removed-x")
-    artefact.remove_tree(str(target))
+    installation.remove_tree(str(target))
     assert visible(target.parent) == []
-    artefact.remove_tree(str(target))
+    installation.remove_tree(str(target))
 
 
 def test_links_that_leave_the_tree_are_not_packed(tree: Path, tmp_path: Path) -> None:

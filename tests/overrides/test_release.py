@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built release: small, complete, independent of its place and of the host, and the same bytes again."""
+
+import base64
+import csv
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible.build import engine, tree
+
+from tools import overrides
+
+pytestmark = pytest.mark.engine
+
+# Where the tests of a checkout find what a build of the same checkout left.
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("VLLM_ANSIBLE_BUILD", ROOT / ".cache" / "build"))
+
+
+def run(argv, environ_update=None, cwd=None):
+    result = subprocess.run(
+        argv, env={**os.environ, **(environ_update or {})}, cwd=cwd, capture_output=True, text=True, check=False
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_it_is_small_and_says_what_it_is(newest_receipt: dict) -> None:
+    assert os.path.getsize(newest_receipt["path"]) <= 500_000_000
+    manifest = artefact.read_manifest(newest_receipt["path"])
+    assert manifest["created_from"] == newest_receipt["inputs"]
+    assert manifest["metadata"]["glibc"] == "2.36"
+    assert [item["compression"] for item in manifest["payload"]] == ["gzip", "zstd"]
+    assert list(manifest["metadata"]["recorded_sha256"]) == ["torch"]
+
+
+def test_no_file_names_the_place_it_was_built_in(release: Path, newest_receipt: dict) -> None:
+    places = [str(BUILD.resolve()).encode(), b"/scratch/tree", b"site-packages/direct_url"]
+    found = []
+    for relative, _info in artefact.walk(str(release)):
+        path = release / relative
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            found += [f"{relative}: {place.decode()}" for place in places if place in content]
+    assert found == []
+
+
+def test_no_library_of_the_host_is_needed(release: Path) -> None:
+    assert tree.missing_libraries(str(release)) == {}
+    links = [path for path in release.rglob("*") if path.is_symlink()]
+    assert [path for path in links if not path.exists() or release not in path.resolve().parents] == []
+
+
+def test_every_record_is_true(release: Path) -> None:
+    packages = release / "lib" / "python3.11" / "site-packages"
+    records = sorted(packages.glob("*.dist-info/RECORD"))
+    assert len(records) > 100
+    for record in records:
+        with record.open(newline="") as stream:
+            for name, digest, size in csv.reader(stream):
+                content = (packages / name).read_bytes()
+                if digest:
+                    wanted = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                    assert (digest, int(size)) == ("sha256=" + wanted, len(content)), name
+                else:
+                    assert name == str(record.relative_to(packages))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a root of its own needs root")
+def test_it_runs_where_there_is_nothing_but_glibc(release: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for folder in ("release", "proc", "sys", "dev", "tmp"):
+        (root / folder).mkdir(parents=True)
+    for library in sorted(tree.GLIBC_LIBRARIES):
+        for found in list(Path("/lib").glob(f"*-linux-gnu/{library}")) + list(Path("/lib64").glob(library)):
+            target = root / found.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, target)
+    script = (
+        'set -e; mount --bind "$1" "$2/release"; mount -t proc proc "$2/proc"; mount --rbind /sys "$2/sys"; '
+        'mount --rbind /dev "$2/dev"; exec chroot "$2" /release/bin/python3 -I -B -c "$3"'
+    )
+    check = engine._CHECK + "\nprint(sys.prefix, sys.executable)"
+    result = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", str(release), str(root), check],
+        env={"HOME": "/tmp", "LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.splitlines()[-1] == "/release /release/bin/python3"
+
+
+def test_the_flags_are_the_engines(release: Path, project_root: Path, tmp_path: Path) -> None:
+    recorded = project_root / "engine_overrides" / "vllm" / "0.32.0" / "flags.yml"
+    folder = tmp_path / "vllm" / "0.32.0"
+    folder.mkdir(parents=True)
+    overrides.record_flags(folder, release / "bin" / "python3")
+    assert yaml.safe_load((folder / "flags.yml").read_text()) == yaml.safe_load(recorded.read_text())
+
+
+def test_built_again_elsewhere_it_has_the_same_bytes(newest_receipt: dict, tmp_path: Path, project_root: Path) -> None:
+    inputs = newest_receipt["inputs"]
+    work = tmp_path / "some" / "where" / "else"
+    work.mkdir(parents=True)
+    shutil.copytree(BUILD / "downloads", work / "downloads", copy_function=os.link)
+    manifest = yaml.safe_load((project_root / "engine_overrides/vllm/0.32.0/manifest.yml").read_text())
+    series = manifest["backends"]["cpu"]
+    spec = {
+        **{key: inputs[key] for key in ("build", "engine", "version", "backend", "architecture", "row", "pins")},
+        "row_directory": str(project_root / "roles/engine_build/files/rows" / inputs["row"]),
+        "overrides_directory": str(project_root / "engine_overrides/vllm/0.32.0"),
+        "series_sha256": series["series_sha256"], "result_sha256": series["result_sha256"],
+        "local_version": series["local_version"], "source_sha256": manifest["source"]["sha256"],
+        # The interpreter that made the first build's environment.
+        "python": os.path.realpath(BUILD / inputs["build"] / "environment" / "bin" / "python"),
+        "python_version": inputs["python"], "runtime_provider": inputs["runtime"]["provider"],
+        "runtime_prefix": None, "refresh_runtime": False,
+        "work_directory": str(work), "artefact_directory": str(tmp_path / "artefacts"), "keep": 0,
+    }  # fmt: skip
+    again = engine.EngineBuild(run, spec)
+    seen = again.inputs()
+    assert engine.changed_inputs(inputs, seen) == [], "the newest artefact is not of this checkout: build first"
+    receipt = again.build(json.loads(json.dumps(seen)))
+    assert receipt["sha256"] == newest_receipt["sha256"]
