@@ -16,10 +16,10 @@ SECRETS = {
         r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|AKIA[0-9A-Z]{16})\b"
     ),
     "password in a URL": re.compile(r"\b[a-z]+://[^/\s:@{]+:[^/\s:@{]+@"),
-    # A value that is a lookup, a variable or empty is none; nor is a word of documentation.
+    # A lookup, a variable, an empty value is none; nor is what says itself that it is not a real one.
     "literal secret": re.compile(
         r"^\s*[\w-]*(password|passwd|secret|api_key|token):[ \t]+[\"']?"
-        r"(?!\{\{|!vault|null|true|false|[\"']?\s*$)[^\s\"'#]{8,}",
+        r"(?!\{\{|!vault|null|true|false|[\"']?\s*$|[\w-]*(stand-in|not-a-real))[^\s\"'#]{8,}",
         re.M,
     ),
 }
