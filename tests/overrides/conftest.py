@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources and releases for the tests of engine_overrides.
 
-Unmarked tests need only the repository. Tests marked `engine` need what a build left: the engine's source archive and
-the artefact. They fail, and do not skip, when there is none: `make demo` or `make test` build first.
+Unmarked tests need only the repository. Tests marked `engine` build the engine first, in the folders the demo uses,
+unless an artefact of this checkout is there.
 """
 
 import importlib.util
@@ -14,33 +14,53 @@ import sys
 import tarfile
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.vllm_ansible import installation
+from ansible.module_utils.vllm_ansible.build import engine
 from ansible.module_utils.vllm_ansible.overrides import apply, series
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "engine_overrides" / "vllm" / "0.32.0"
-ARCHIVE = "vllm-0.32.0.tar.gz"
-# Where builds put things; elsewhere on a machine that builds in another folder.
-BUILD = Path(os.environ.get("VLLM_ANSIBLE_BUILD", ROOT / ".cache" / "build"))
-ARTEFACTS = Path(os.environ.get("VLLM_ANSIBLE_ARTEFACTS", ROOT / ".cache" / "artefacts"))
+BUILD = ROOT / ".cache" / "build"
+ARTEFACTS = ROOT / ".cache" / "artefacts"
 
 
-def run(argv, environ_update=None, **_options):
-    result = subprocess.run(argv, env={**os.environ, **(environ_update or {})}, capture_output=True, text=True)
+def run(argv, environ_update=None, cwd=None):
+    """`AnsibleModule.run_command` for tests."""
+    environment = {**os.environ, **(environ_update or {})}
+    result = subprocess.run(argv, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
     return result.returncode, result.stdout, result.stderr
+
+
+def build_spec(work: Path, artefacts: Path, python: str) -> dict[str, Any]:
+    """Parameters of vllm_engine_build for the build that tests/overrides/build.yml makes."""
+    manifest = yaml.safe_load((FOLDER / "manifest.yml").read_text("utf-8"))
+    cpu = manifest["backends"]["cpu"]
+    return {
+        "build": "vllm-0.32.0-cpu-x86_64", "engine": "vllm", "version": "0.32.0", "backend": "cpu",
+        "architecture": "x86_64", "row": "vllm-0.32.0-cpu", "pins": {}, "keep": 0,
+        "row_directory": str(ROOT / "roles/engine_build/files/rows/vllm-0.32.0-cpu"),
+        "overrides_directory": str(FOLDER), "source_sha256": manifest["source"]["sha256"],
+        "series_sha256": cpu["series_sha256"], "result_sha256": cpu["result_sha256"],
+        "local_version": cpu["local_version"], "python": python, "python_version": "3.11",
+        "runtime_provider": "debian", "runtime_prefix": None, "refresh_runtime": False,
+        "work_directory": str(work), "artefact_directory": str(artefacts),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine's source as published."""
-    found = sorted(BUILD.rglob(ARCHIVE))
-    assert found, f"no {ARCHIVE} below {BUILD}: build first (role engine_build), or set VLLM_ANSIBLE_BUILD"
+    builder = engine.EngineBuild(run, build_spec(BUILD, ARTEFACTS, "/usr/bin/python3"))
     target = tmp_path_factory.mktemp("unpatched")
-    with tarfile.open(found[0]) as archive:
-        archive.extractall(target, filter="data")
-    return target / ARCHIVE.removesuffix(".tar.gz")
+    os.makedirs(builder.work, exist_ok=True)
+    _wheels, _kernels, archive = builder._download(str(target), builder._environment(str(target)))
+    with tarfile.open(archive) as source:
+        source.extractall(target, filter="data")
+    return target / "vllm-0.32.0"
 
 
 @pytest.fixture(scope="session")
@@ -74,12 +94,17 @@ def health(tmp_path_factory: pytest.TempPathFactory) -> types.ModuleType:
 
 
 @pytest.fixture(scope="session")
-def newest_receipt() -> dict:
-    """Receipt of the artefact that was built last."""
-    found = sorted(ARTEFACTS.glob("vllm-*.json"), key=lambda path: path.stat().st_mtime)
-    assert found, f"no artefact in {ARTEFACTS}: build first (role engine_build), or set VLLM_ANSIBLE_ARTEFACTS"
-    receipt = json.loads(found[-1].read_text("utf-8"))
-    return {**receipt, "path": str(found[-1].with_suffix("")) + ".artefact.tar"}
+def newest_receipt(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Receipt of the artefact of this checkout, built by role engine_build if it is not there."""
+    report = tmp_path_factory.mktemp("build") / "report.json"
+    playbook = Path(__file__).with_name("build.yml")
+    argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", str(playbook)]
+    result = subprocess.run(argv + ["-e", f"report={report}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    (made,) = json.loads(report.read_text("utf-8")).values()
+    receipt = json.loads(Path(made["path"].removesuffix(".artefact.tar") + ".json").read_text("utf-8"))
+    assert receipt["sha256"] == made["sha256"]
+    return {**receipt, "path": made["path"]}
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,12 @@
 import base64
 import csv
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,10 @@ from tools import overrides
 
 pytestmark = pytest.mark.engine
 
-# Where the tests of a checkout find what a build of the same checkout left.
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("VLLM_ANSIBLE_BUILD", ROOT / ".cache" / "build"))
-
-
-def run(argv, environ_update=None, cwd=None):
-    result = subprocess.run(
-        argv, env={**os.environ, **(environ_update or {})}, cwd=cwd, capture_output=True, text=True, check=False
-    )
-    return result.returncode, result.stdout, result.stderr
+BUILD = Path(__file__).resolve().parents[2] / ".cache" / "build"
+_spec = importlib.util.spec_from_file_location("overrides_equipment", Path(__file__).with_name("conftest.py"))
+equipment = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(equipment)
 
 
 def test_it_is_small_and_says_what_it_is(newest_receipt: dict) -> None:
@@ -103,27 +99,14 @@ def test_the_flags_are_the_engines(release: Path, project_root: Path, tmp_path: 
     assert yaml.safe_load((folder / "flags.yml").read_text()) == yaml.safe_load(recorded.read_text())
 
 
-def test_built_again_elsewhere_it_has_the_same_bytes(newest_receipt: dict, tmp_path: Path, project_root: Path) -> None:
-    inputs = newest_receipt["inputs"]
+def test_built_again_elsewhere_it_has_the_same_bytes(newest_receipt: dict, tmp_path: Path) -> None:
     work = tmp_path / "some" / "where" / "else"
     work.mkdir(parents=True)
     shutil.copytree(BUILD / "downloads", work / "downloads", copy_function=os.link)
-    manifest = yaml.safe_load((project_root / "engine_overrides/vllm/0.32.0/manifest.yml").read_text())
-    series = manifest["backends"]["cpu"]
-    spec = {
-        **{key: inputs[key] for key in ("build", "engine", "version", "backend", "architecture", "row", "pins")},
-        "row_directory": str(project_root / "roles/engine_build/files/rows" / inputs["row"]),
-        "overrides_directory": str(project_root / "engine_overrides/vllm/0.32.0"),
-        "series_sha256": series["series_sha256"], "result_sha256": series["result_sha256"],
-        "local_version": series["local_version"], "source_sha256": manifest["source"]["sha256"],
-        # The interpreter that made the first build's environment.
-        "python": os.path.realpath(BUILD / inputs["build"] / "environment" / "bin" / "python"),
-        "python_version": inputs["python"], "runtime_provider": inputs["runtime"]["provider"],
-        "runtime_prefix": None, "refresh_runtime": False,
-        "work_directory": str(work), "artefact_directory": str(tmp_path / "artefacts"), "keep": 0,
-    }  # fmt: skip
-    again = engine.EngineBuild(run, spec)
-    seen = again.inputs()
-    assert engine.changed_inputs(inputs, seen) == [], "the newest artefact is not of this checkout: build first"
-    receipt = again.build(json.loads(json.dumps(seen)))
-    assert receipt["sha256"] == newest_receipt["sha256"]
+    # Another folder and, if there is one, another interpreter of the same version than the first build's.
+    python = sys.executable if sys.version_info[:2] == (3, 11) else "/usr/bin/python3"
+    spec = equipment.build_spec(work, tmp_path / "artefacts", python)
+    again = engine.EngineBuild(equipment.run, spec)
+    seen = json.loads(json.dumps(again.inputs()))
+    assert engine.changed_inputs(newest_receipt["inputs"], seen) == []
+    assert again.build(seen)["sha256"] == newest_receipt["sha256"]
