@@ -160,7 +160,7 @@ inputs:
   returned: success
   type: dict
 inputs_sha256:
-  description: Digest of the inputs.
+  description: Digest of the inputs; null in check mode on a machine whose apt has no package lists yet.
   returned: success
   type: str
 changed_inputs:
@@ -182,6 +182,7 @@ import json
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_ansible.build.engine import EngineBuild, changed_inputs, digest_of
+from ansible.module_utils.vllm_ansible.build.runtime import RuntimeUnknownError
 from ansible.module_utils.vllm_ansible.build.tree import BuildError
 from ansible.module_utils.vllm_ansible.overrides.series import OverridesError
 from ansible.module_utils.vllm_ansible.progress import Progress
@@ -215,7 +216,24 @@ ARGUMENTS = {
 def build(module):
     """Build unless it is built; returns the module's result."""
     build_run = EngineBuild(module.run_command, module.params, Progress(module.params["progress_path"]).update)
-    inputs = build_run.inputs()
+    try:
+        inputs = build_run.inputs()
+    except RuntimeUnknownError as error:
+        if not module.check_mode:
+            raise
+        # A bare machine, where apt's lists come first: something would be built, what exactly is not known yet.
+        module.warn(str(error))
+        return {
+            "changed": True,
+            "inputs": {},
+            "inputs_sha256": None,
+            "stages": {},
+            "changed_inputs": [],
+            "path": None,
+            "sha256": None,
+            "size_bytes": None,
+            "release_id": None,
+        }
     digest = digest_of(inputs)
     receipts = build_run.receipts()
     before = receipts[0].get("inputs", {}) if receipts else {}

@@ -43,6 +43,10 @@ _LIBRARY_FOLDERS = (
 )
 
 
+class RuntimeUnknownError(BuildError):
+    """What the runtime would be made of cannot be said yet."""
+
+
 def parse_uris(text):
     """{package: {"file", "version", "size", "sha256"}} from `apt-get --print-uris download`."""
     found = {}
@@ -77,19 +81,16 @@ class DebianRuntime:
         return found if sorted(found) == sorted(self._names) else None
 
     def _ask(self):
-        found = parse_uris(
-            checked(
-                self._run,
-                ["apt-get", "--print-uris", "--quiet", "download"] + self._names,
-                "asking apt for the packages of the Python runtime",
-            )
-        )
+        rc, out, err = self._run(["apt-get", "--print-uris", "--quiet", "download"] + self._names)
+        found = parse_uris(out)
         missing = sorted(set(self._names) - set(found))
         if missing:
-            raise BuildError(
-                "apt knows no package {0}. Refresh its lists, or set the runtime provider to prefix on "
-                "a machine that is not Debian.".format(", ".join(missing))
+            raise RuntimeUnknownError(
+                "apt knows no package {0}. Refresh its lists (apt-get update), or set the runtime provider to prefix "
+                "on a machine that is not Debian.\n{1}".format(", ".join(missing), err.strip()[-500:])
             )
+        if rc != 0:
+            raise BuildError("apt-get could not name its packages: {0}".format(err.strip()[-500:]))
         return found
 
     def describe(self):

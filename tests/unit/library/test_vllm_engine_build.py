@@ -165,6 +165,18 @@ def test_what_cannot_be_built_is_refused(changes: dict, message: str, run_module
     assert not Path(parameters["artefact_directory"]).exists()
 
 
+def test_on_a_bare_machine_check_mode_says_that_something_would_be_built(
+    run_module: Run, parameters: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(self: runtime.DebianRuntime) -> dict:
+        raise runtime.RuntimeUnknownError("apt knows no package")
+
+    monkeypatch.setattr(runtime.DebianRuntime, "describe", unknown)
+    planned = run_module(vllm_engine_build, parameters, check_mode=True)
+    assert planned["changed"] and planned["sha256"] is None and planned["inputs_sha256"] is None
+    assert "apt knows no package" in run_module(vllm_engine_build, parameters)["msg"]
+
+
 def test_a_small_file_system_is_named_before_anything_is_fetched(
     run_module: Run, parameters: dict, monkeypatch: pytest.MonkeyPatch, stand_in_stages: list
 ) -> None:
