@@ -151,7 +151,6 @@ def write_machine(directory, recorder, redact, sources, storage):
             stream.write(redact(text))
     machine = {
         "provenance": "recorded",
-        "sources": sources,
         "system": recorder.system(),
         "usage": recorder.usages,
         "real_paths": recorder.real_paths,
@@ -159,7 +158,9 @@ def write_machine(directory, recorder, redact, sources, storage):
         "links": links,
     }
     with open(directory + "/machine.json", "w", encoding="utf-8") as stream:
-        stream.write(redact(json.dumps(machine, indent=1, sort_keys=True)) + "\n")
+        machine = dict(json.loads(redact(json.dumps(machine))), sources=sources)
+        json.dump(machine, stream, indent=1, sort_keys=True)
+        stream.write("\n")
 
 
 def import_module_utils():
