@@ -110,7 +110,7 @@ def load(engine, clients, tokens):
 
     def ask():
         while not over.is_set():
-            answers.append(engine.complete(tokens, timeout=120))
+            answers.append(engine.complete(tokens, timeout=240))
             if answers[-1] is None:
                 over.wait(0.5)
 
@@ -122,7 +122,7 @@ def load(engine, clients, tokens):
     finally:
         over.set()
         for thread in threads:
-            thread.join(timeout=150)
+            thread.join(timeout=300)
 
 
 def test_a_killed_engine_serves_again(engine, measured):
@@ -156,7 +156,8 @@ def test_an_engine_that_froze_while_idle_serves_again(engine, measured):
 def test_a_flood_of_requests_is_not_a_failure(engine):
     restarts, started = engine.show("NRestarts"), engine.show("ExecMainStartTimestampMonotonic")
     health = []
-    with load(engine, clients=100, tokens=32) as answers:
+    # Far more than run at once, short enough for a processor that emulates the model's data type.
+    with load(engine, clients=100, tokens=8) as answers:
         until = time.monotonic() + 30
         while time.monotonic() < until:
             health.append(engine.healthz())

@@ -133,9 +133,8 @@ def stalled(until, tick_rate, stopped=(), status=503):
     return [(0, 200, 7, 0, ()), *((at, status, 7, int(at * tick_rate), stopped) for at in range(2, until + 1, 2))]
 
 
-def test_a_stopped_process_is_frozen_at_the_second_look():
-    assert looks(*stalled(2, 0, STOPPED))[0]
-    alive, why = looks(*stalled(4, 0, STOPPED))
+def test_a_stopped_process_is_frozen_as_soon_as_healthz_says_so():
+    alive, why = looks(*stalled(2, 0, STOPPED))
     assert not alive
     assert "VLLM::EngineCore (12)" in why
 
@@ -164,6 +163,7 @@ def test_moving_tokens_are_life_even_when_healthz_disagrees():
 def test_a_silent_api_that_computes_is_not_frozen_and_a_stopped_one_is():
     # The samples' API process uses 10 ticks per second.
     assert looks(*stalled(30, 0, status=None))[0]
+    assert looks(*stalled(6, 0, STOPPED, status=None))[0]
     assert not looks(*stalled(8, 0, STOPPED, status=None))[0]
 
 
