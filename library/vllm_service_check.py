@@ -168,7 +168,7 @@ def main():
             "api_key": {"type": "str", "required": True, "no_log": True},
             "exposure_limit": {"type": "float"},
             "prompt": {"type": "str", "default": "Name three colours."},
-            "max_tokens": {"type": "int", "default": 32},
+            "max_tokens": {"type": "int", "default": 32, "no_log": False},
             "timeout_seconds": {"type": "int", "default": 60},
         },
         supports_check_mode=True,
