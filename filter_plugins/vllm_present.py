@@ -60,8 +60,8 @@ def memory_bar(memory: Mapping[str, int]) -> str:
     for part in ("weights_bytes", "kv_cache_bytes", "total_bytes"):
         filled = memory.get(part, 0) if part == "total_bytes" else filled + memory.get(part, 0)
         ends.append(min(BAR, -(-filled * BAR // budget)))
-    bar = ("w" * ends[0] + "k" * (ends[1] - ends[0]) + "+" * (ends[2] - ends[1])).ljust(BAR, ".")
-    return f"[{bar}] {memory.get('total_bytes', 0) / GIB:.1f} of {budget / GIB:.1f} GiB"
+    gauge = ("w" * ends[0] + "k" * (ends[1] - ends[0]) + "+" * (ends[2] - ends[1])).ljust(BAR, ".")
+    return f"[{gauge}] {memory.get('total_bytes', 0) / GIB:.1f} of {budget / GIB:.1f} GiB"
 
 
 def layout_text(layout: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ description:
   - Unpacks an artefact of vllm-ansible (an engine release or a model) into a directory that appears at once and whole.
   - The file, each of its parts and the unpacked tree are compared with their digests before the directory appears.
     A wrong digest, a file cut short or a file system that is too small change nothing.
-  - A host that holds the artefact already needs no file; see RV(changed) in check mode.
+  - A host that holds the artefact already needs no file; see C(changed) in check mode.
 options:
   dest:
     description: The directory. Its name is part of the file system's content, so it usually carries the digest.

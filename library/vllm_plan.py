@@ -104,8 +104,8 @@ plan:
     digest: {description: Digest over everything that will be done. Null with problems., type: str, returned: always}
     builds: {description: Releases to build., type: list, elements: dict, returned: always}
     models: {description: Models to prepare., type: list, elements: dict, returned: always}
-    groups: {description: Engine groups with layout, memory and endpoint., type: list, elements: dict, returned: always}
-    hosts: {description: Host to its digest, build and slices by role., type: dict, returned: always}
+    groups: {description: "Groups with layout, memory, endpoint.", type: list, elements: dict, returned: always}
+    hosts: {description: "Host to its digest, build and slices by role.", type: dict, returned: always}
     decisions: {description: Every chosen value with rule and reason., type: list, elements: dict, returned: always}
 problems:
   description: Every reason why there is no valid plan.

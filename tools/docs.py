@@ -201,8 +201,10 @@ def plan_codes_page(source: Path) -> str:
     codes = runpy.run_path(str(source))
     parts = [
         "# What a plan can say\n",
-        "Every problem is reported at once, with host, field, the value seen and what to set; with any of them there is"
-        " no plan and nothing was changed. How the planner decides: [planning.md](../planning.md).\n",
+        (
+            "Every problem is reported at once, with host, field, the value seen and what to set; with any of them there "
+            "is no plan and nothing was changed. How the planner decides: [planning.md](../planning.md).\n"
+        ),
     ]
     for title, name in (("Problems", "PROBLEMS"), ("Warnings", "WARNINGS"), ("Rules of decisions", "RULES")):
         rows = ["| code | meaning |", "|---|---|"]

@@ -22,7 +22,7 @@ def divide(nodes: Sequence[Node], taken: Set[int], ranks: int) -> List[List[int]
     """
     free = [[cpu for cpu in node.cpus if cpu not in taken] for node in nodes]
     here = [0] * len(free)
-    for _ in range(ranks):
+    for _rank in range(ranks):
         best = max(range(len(free)), key=lambda i: (len(free[i]) / (here[i] + 1), -i))
         here[best] += 1
     return [

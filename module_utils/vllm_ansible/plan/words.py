@@ -79,8 +79,8 @@ def translate(raw: Dict[Any, Any], findings: Findings, where: Dict[str, Any]) ->
         elif target in request and request[target] != new:
             findings.problem(
                 "E_REQUEST_CONTRADICTION",
-                "{} means {}: {}, and the request also says {}: {}".format(
-                    key, target, show(new), target, show(request[target])
+                "{} means {target}: {}, and the request also says {target}: {}".format(
+                    key, show(new), show(request[target]), target=target
                 ),
                 "only {}".format(target),
                 field=field,
