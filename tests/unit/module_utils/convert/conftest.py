@@ -13,7 +13,7 @@ from ansible.module_utils.vllm_ansible.convert import bpe
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 2, 1, 128, 2
 HEAD_DIM = HIDDEN // HEADS
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGES = ["h e", "l l", "he ll"]
+MERGES = ["h e", "l l", "he ll", "4 2"]  # the last never applies where digits are cut apart
 TOKENS = SPECIAL + sorted(bpe.BYTE_ALPHABET.values()) + [merge.replace(" ", "") for merge in MERGES]
 
 _BLOCK_SHAPES = {

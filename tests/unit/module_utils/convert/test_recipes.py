@@ -146,6 +146,15 @@ def test_interrupted_conversion_shows_nothing_and_a_rerun_completes(
     assert {path.name for path in tmp_path.iterdir() if "partial" in path.name or "old" in path.name} == set()
 
 
+def test_what_an_interrupted_replacement_left_is_cleared_away(tmp_path: Path) -> None:
+    for name in ("model.old", "model", "staging"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    files.publish(str(tmp_path / "staging"), str(tmp_path / "model"))
+    assert (tmp_path / "model/content").read_text() == "staging"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_too_little_space_is_refused_before_anything_is_written(
     convert: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

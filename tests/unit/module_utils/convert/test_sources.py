@@ -160,8 +160,10 @@ def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path
     with pytest.raises(ModelError):
         fetch.apply()
     server.send_at_most, server.answers, server.ranges = None, 1000, False
+    server.requests.clear()
     fetch.apply()
     assert (tmp_path / "m/sub/w.bin").read_bytes() == CONTENT
+    assert [path for path, _wanted in server.requests] == ["/w.bin"]
 
 
 @pytest.mark.parametrize("beginning", [b"something else", CONTENT + b"too long"])
