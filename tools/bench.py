@@ -87,7 +87,7 @@ def bench_start() -> dict[str, Any]:
 
 def bench_hosts() -> dict[str, Any]:
     """What a host costs without an engine: inventory, facts, plan and baseline, first and second run."""
-    fleets = []
+    fleets: list[dict[str, Any]] = []
     for size in FLEETS:
         names = [f"host{number:02d}" for number in range(1, size + 1)]
         run("lab/lab", "down", "--all")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "filter_plugins"))
 
-from vllm_present import vllm_result_table  # noqa: E402 - found only through the line above
+from vllm_present import vllm_result_table
 
 
 def main(report: str, stages: str) -> None:

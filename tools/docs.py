@@ -202,8 +202,8 @@ def plan_codes_page(source: Path) -> str:
     parts = [
         "# What a plan can say\n",
         (
-            "Every problem is reported at once, with host, field, the value seen and what to set; with any of them there "
-            "is no plan and nothing was changed. How the planner decides: [planning.md](../planning.md).\n"
+            "Every problem is reported at once, with host, field, the value seen and what to set; with any of them "
+            "there is no plan and nothing was changed. How the planner decides: [planning.md](../planning.md).\n"
         ),
     ]
     for title, name in (("Problems", "PROBLEMS"), ("Warnings", "WARNINGS"), ("Rules of decisions", "RULES")):

@@ -96,6 +96,6 @@ def train(text, count):
             index = 0
             while index < len(parts) - 1:
                 if parts[index] == left and parts[index + 1] == right:
-                    parts[index:index + 2] = [left + right]
+                    parts[index : index + 2] = [left + right]
                 index += 1
     return merges

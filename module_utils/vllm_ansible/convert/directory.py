@@ -76,8 +76,9 @@ def check_model(directory):
     seen, size = {}, 0
     weights = [name for name in files.list_files(directory) if name.endswith(".safetensors")]
     if not weights:
-        raise ModelError(f"{directory} holds no weights in safetensors format; files seen: "
-                         f"{', '.join(files.list_files(directory))}")
+        raise ModelError(
+            f"{directory} holds no weights in safetensors format; files seen: {', '.join(files.list_files(directory))}"
+        )
     for name in weights:
         path = os.path.join(directory, name)
         size += os.path.getsize(path)

@@ -93,8 +93,10 @@ def tensors(config, seed):
     """
     shapes = tensor_shapes(config)
     if shapes is None:
-        raise ModelError(f"no tensors are known for {architecture_of(config)}; generated models are for architectures "
-                         "of module_utils/vllm_ansible/convert/architectures.py")
+        raise ModelError(
+            f"no tensors are known for {architecture_of(config)}; generated models are for architectures "
+            "of module_utils/vllm_ansible/convert/architectures.py"
+        )
     table = _value_table(config["initializer_range"])
 
     def make(name, shape):

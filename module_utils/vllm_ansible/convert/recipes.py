@@ -8,9 +8,13 @@ from ansible.module_utils.vllm_ansible.convert import ModelError, directory, fil
 RECIPE = {"name": "gguf-llama", "version": 1}  # raise the version when other bytes come out of the same input
 
 _DTYPES = {
-    "bf16": "bfloat16", "bfloat16": "bfloat16",
-    "fp16": "float16", "float16": "float16", "half": "float16",
-    "fp32": "float32", "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float32": "float32",
 }
 
 

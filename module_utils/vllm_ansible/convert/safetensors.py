@@ -14,8 +14,20 @@ from typing import Any, Dict
 
 from ansible.module_utils.vllm_ansible.convert import ModelError
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
-              "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES = {
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 _HEADER_LIMIT = 100 * 1024 * 1024  # the limit of the reference implementation
 
 # name; dtype: key of ITEM_BYTES; shape: tuple of int; read: function returning the data, little-endian, C order.

@@ -330,7 +330,7 @@ except ModelError as error:
     print(json.dumps([str(error), [name for name in os.listdir({str(small)!r}) if name[0] != "."]]))
 """
     for moment, message in (("early", "bytes free, 3145728 are needed"), ("late", "no space left under")):
-        command = f"mount -t tmpfs -o size=1m tmpfs {small} && exec {sys.executable} -c \"$1\" {moment}"
+        command = f'mount -t tmpfs -o size=1m tmpfs {small} && exec {sys.executable} -c "$1" {moment}'
         done = subprocess.run(
             [*space, "sh", "-c", command, "sh", script], capture_output=True, text=True, check=False, timeout=60
         )
