@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -60,6 +61,29 @@ def ssh(host: str, command: str) -> float:
 def bench_plan() -> dict[str, Any]:
     _, output = run(sys.executable, "tools/bench_plan.py")
     return {"sizes": [json.loads(line) for line in output.splitlines() if line.startswith("{")]}
+
+
+def bench_build() -> dict[str, Any]:
+    """The whole patched build (patch, wheel, assemble, strip, compile, pack, try it) in an empty folder, against
+    installing the same locked packages and the unpatched kernels' wheel; both from the same downloaded files."""
+    cache, rows = ROOT / ".cache" / "build" / "downloads", ROOT / "roles/engine_build/files/rows"
+    builds = ("-i", "inventories/demo", "site.yml", "--tags", "build")
+    run("lab/lab", "down", "--all")
+    run("tools/demo", "hosts")
+    play(*builds)
+    with tempfile.TemporaryDirectory(dir=ROOT / ".cache") as folder:
+        shutil.copytree(cache, Path(folder) / "work" / "downloads", copy_function=os.link)
+        where = {"engine_build_work_directory": f"{folder}/work", "engine_build_artefact_directory": f"{folder}/out"}
+        patched = play(*builds, "-e", json.dumps(where))["seconds"]
+        [row] = rows.iterdir()
+        python = f"{folder}/venv/bin/python"
+        unpatched, _ = run(sys.executable, "-m", "venv", f"{folder}/venv")
+        unpatched += run(
+            python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", str(cache / "packages"),
+            "-r", str(row / "engine.txt"), "-r", str(row / "kernels.txt"),
+        )[0]  # fmt: skip
+    seconds = {"patched_build": patched, "unpatched_install": round(unpatched, 1)}
+    return {"seconds": seconds, "ratio": round(patched / unpatched, 1)}
 
 
 def bench_site() -> dict[str, Any]:
@@ -135,6 +159,7 @@ def fleet(names: list[str]) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "plan": bench_plan,
+    "build": bench_build,
     "site": bench_site,
     "start": bench_start,
     "hosts": bench_hosts,
