@@ -387,7 +387,16 @@ def test_an_engine_that_ends_fails_the_service(start, how):
         os.kill(service.group()[1], signal.SIGKILL)
     status, output = service.result()
     assert status == 1
-    assert "exited with status 0 during: serving" in output
+    assert "exited with status 0 during: serving" in output or "the engine core is dead" in output
+
+
+def test_a_dead_engine_is_not_waited_for(start):
+    service = start(environment={"STAND_IN_LINGER_SECONDS": "60"})
+    service.wait_for("READY=1")
+    os.kill(service.group()[1], signal.SIGKILL)
+    status, output = service.result(seconds=5)
+    assert status == 1
+    assert "the engine core is dead" in output
 
 
 def test_a_frozen_engine_with_requests_is_ended(start):
