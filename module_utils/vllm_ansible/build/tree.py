@@ -42,8 +42,9 @@ PRELOADED = ("libstdc++.so.6", "libgcc_s.so.1", "libnuma.so.1")
 # Extension modules of the standard library that would need more host libraries and that nothing here uses.
 DROPPED_EXTENSIONS = ("_dbm.", "_gdbm.", "nis.", "_tkinter.")
 DROPPED_STDLIB = ("test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data", "turtle.py")
-# Never used by a running engine. torch/bin keeps torch_shm_manager, which it starts.
+# Never used by a running engine. torch/bin keeps torch_shm_manager, which it starts. share: manual pages.
 DROPPED_PACKAGE_PATHS = (
+    "share",
     "torch/include",
     "torch/share",
     "torch/test",
@@ -211,6 +212,7 @@ def compile_all(root, run):
 
 def rewrite_records(packages):
     """Recompute every RECORD: the files on the disk are the truth after pruning, stripping and compiling."""
+    packages = os.path.abspath(packages)
     for name in sorted(os.listdir(packages)):
         path = os.path.join(packages, name, "RECORD")
         if not name.endswith(".dist-info") or not os.path.exists(path):

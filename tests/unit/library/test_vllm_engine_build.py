@@ -48,7 +48,7 @@ def stand_in_stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         tree = Path(scratch) / "tree"
         tree.mkdir()
         (tree / "inputs").write_text(json.dumps(inputs))
-        candidate = os.path.join(self.spec["artefact_directory"], ".candidate.tar")
+        candidate = os.path.join(self.artefacts, ".candidate.tar")
         packed = artefact.pack(str(tree), candidate, "engine-release", self.spec["build"], created_from=inputs)
         return self._publish(packed, inputs)
 
