@@ -74,7 +74,9 @@ class Machine:
         if self.root.is_mount():
             path = self.root / "etc/hosts"
             before = path.read_text() if path.exists() else ""
-            write_atomically(path, render.etc_hosts(hosts, before))
+            wanted = render.etc_hosts(hosts, before)
+            if wanted != before:
+                write_atomically(path, wanted)
 
     # --- power ------------------------------------------------------------------------------------------------
 

@@ -71,11 +71,22 @@ def test_taken_port_is_named(site, bare):
     assert changes_nothing(site, bare) == {}
 
 
-def test_missing_host_of_the_fleet_is_named(site, bare):
-    play = site.play("site.yml", "--limit", "cpu01,build01")
+def test_host_without_power_is_named_and_the_others_stay_as_they_are(site, bare):
+    site.lab("kill", "cpu02")
+    try:
+        play = site.play("site.yml")
+    finally:
+        site.lab("up", *site.hosts)
     assert play.returncode != 0
-    assert "cpu02" in play.output
-    assert changes_nothing(site, bare) == {}
+    assert "E_FACTS_MISSING" in play.output and "cpu02" in play.output
+    assert play.changed == {}
+    assert "cpu01" not in changes_nothing(site, bare)
+
+
+def test_limit_without_the_build_host_is_refused(site, bare):
+    play = site.play("site.yml", "--limit", "cpu01")
+    assert play.returncode != 0
+    assert "E_NO_BUILD_HOST" in play.output and "--limit that includes build01" in play.output
 
 
 def test_check_mode_on_bare_hosts_tells_the_truth(site, bare):
