@@ -71,7 +71,7 @@ RULES = {
     "R_CPUS_FROM_TOPOLOGY": "CPUs are divided by NUMA node, never shared.",
     "R_CPUS_PINNED": "CPUs as requested.",
     "R_DEVICES": "The healthy accelerators and their NUMA nodes.",
-    "R_DTYPE_EMULATED": "The model's own data type, computed through float32 on this CPU.",
+    "R_DTYPE_FLOAT32": "float32, because the CPU is slow in the 16-bit type the weights are stored in.",
     "R_DTYPE_MODEL": "The data type the weights are stored in.",
     "R_DTYPE_NATIVE": "The model's own data type, computed natively.",
     "R_DTYPE_PINNED": "The data type as requested.",

@@ -5,6 +5,7 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import version_key
 from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES
 
 BFLOAT16_ISA = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -102,9 +103,25 @@ def check_model(group: Group, row: Row, context: Context) -> None:
 
 
 def decide_dtype(group: Group, row: Row, context: Context) -> None:
+    """The requested data type; else the stored one, unless the CPU is slow in it: then float32, which loses nothing."""
     assert group.model is not None
-    asked = group.request.dtype if group.request.dtype != "auto" else None
-    group.dtype = asked or group.model.dtype
+    stored = group.model.dtype
+    slow = [h.name for h in group.hosts if h.hardware and not h.hardware.isa.intersection(BFLOAT16_ISA)]
+    if group.request.dtype not in (None, "auto"):
+        group.dtype, rule, because = group.request.dtype, "R_DTYPE_PINNED", "engine_request.dtype asks for it"
+    elif slow and DTYPE_BYTES[stored] < DTYPE_BYTES["float32"]:
+        group.dtype, rule = "float32", "R_DTYPE_FLOAT32"
+        because = (
+            "{} has none of {} and is slower in {}; weights are converted when loaded: "
+            "{} bytes per weight and KV cache element instead of {}".format(
+                ", ".join(slow), ", ".join(BFLOAT16_ISA), stored, DTYPE_BYTES["float32"], DTYPE_BYTES[stored]
+            )
+        )
+    elif stored == "bfloat16":
+        group.dtype, rule = stored, "R_DTYPE_NATIVE"
+        because = "the weights are stored in it and the CPU computes it natively"
+    else:
+        group.dtype, rule, because = stored, "R_DTYPE_MODEL", "the weights are stored in it"
     if group.dtype not in row.dtypes:
         fail(
             group,
@@ -116,20 +133,6 @@ def decide_dtype(group: Group, row: Row, context: Context) -> None:
             group.dtype,
         )
         return
-    if asked:
-        rule, because = "R_DTYPE_PINNED", "engine_request.dtype asks for it"
-    elif group.dtype != "bfloat16":
-        rule, because = "R_DTYPE_MODEL", "the weights are stored in it"
-    else:
-        slow = [h.name for h in group.hosts if h.hardware and not h.hardware.isa.intersection(BFLOAT16_ISA)]
-        rule = "R_DTYPE_EMULATED" if slow else "R_DTYPE_NATIVE"
-        because = (
-            "the weights are stored in it; {} computes it through float32, having none of {}".format(
-                ", ".join(slow), ", ".join(BFLOAT16_ISA)
-            )
-            if slow
-            else "the weights are stored in it and the CPU computes it natively"
-        )
     context.findings.decide(rule, "engine.dtype", group.dtype, because, group=group.name)
 
 

@@ -14,7 +14,7 @@ ROW = golden.catalogue()["rows"]["vllm-0.32.0-cpu"]
 SHOWN = [json.loads((golden.GOLDEN / case / "plan.json").read_text()) for case in golden.cases()]
 HERE: dict[str, tuple[dict[str, Any], str]] = {
     "E_CATALOGUE": ({"catalogue": {"rows": {"r": {**ROW, "release_bytes": "big"}}}}, "correct the catalogue"),
-    "E_DTYPE": ({"catalogue": {"rows": {"r": {**ROW, "dtypes": ["float32"]}}}}, "dtype: float32"),
+    "E_DTYPE": ({"catalogue": {"rows": {"r": {**ROW, "dtypes": ["float16"]}}}}, "dtype: float16"),
     "E_FLAGS_MISSING": ({"flags": {}}, "engine_overrides/vllm/0.32.0/flags.yml"),
     "E_NETWORKS": ({"networks": "10.0.0.0/8"}, 'deployment_plan_allowed_networks: ["10.0.0.0/8"]'),
     "E_NO_HOSTS": ({"hosts": {}}, "a group named pool_<name> under engines, with hosts and an engine_request"),

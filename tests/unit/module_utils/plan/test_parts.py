@@ -4,6 +4,7 @@
 import pytest
 from ansible.module_utils.vllm_ansible.plan import canonical, facts, settings, topology
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
+from ansible.module_utils.vllm_ansible.plan.fleet import plan_fleet
 from ansible.module_utils.vllm_ansible.plan.models import Shape, read_shape
 from ansible.module_utils.vllm_ansible.plan.reader import Reader
 from ansible.module_utils.vllm_ansible.plan.requests import nearest, normalise
@@ -184,3 +185,24 @@ def test_a_path_is_found_on_its_mount(path, mount):
     hardware = facts.read_hardware(machine, "a", findings)
     assert findings.problems == []
     assert facts.mount_of(hardware, path) == mount
+
+
+@pytest.mark.parametrize(
+    ("isa", "asked", "dtype", "rule", "kv_bytes"),
+    [
+        (["avx2"], None, "float32", "R_DTYPE_FLOAT32", 46080),
+        (["avx2", "avx512f"], "auto", "float32", "R_DTYPE_FLOAT32", 46080),
+        (["avx2"], "bfloat16", "bfloat16", "R_DTYPE_PINNED", 23040),
+        (["avx2", "avx512_bf16"], None, "bfloat16", "R_DTYPE_NATIVE", 23040),
+        (["avx2", "amx_bf16"], "float32", "float32", "R_DTYPE_PINNED", 46080),
+    ],
+)
+def test_bfloat16_weights_are_computed_in_float32_where_the_cpu_lacks_bfloat16(isa, asked, dtype, rule, kv_bytes):
+    request = {"model": "smollm2-135m-instruct", **({"dtype": asked} if asked else {})}
+    machine = {"machine": "epyc-virtual", "facts": {"cpu": {"isa": isa}}}
+    hosts = {"a": {**machine, "groups": ["engines", "pool_a"], "request": request}}
+    planned = plan_fleet(golden.inputs({"hosts": {**hosts, "b": {"machine": "epyc-virtual", "groups": ["build"]}}}))
+    decided = {d["key"]: d for d in planned["decisions"] if d["group"]}
+    assert (planned["groups"][0]["dtype"], decided["engine.dtype"]["rule"]) == (dtype, rule)
+    assert f" at {kv_bytes} bytes each" in decided["engine.kv_cache_gib"]["because"]
+    assert planned["models"][0]["size_bytes"] == 269060552
