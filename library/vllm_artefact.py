@@ -12,6 +12,7 @@ description:
   - The file, each of its parts and the unpacked tree are compared with their digests before the directory appears.
     A wrong digest, a file cut short or a file system that is too small change nothing.
   - A host that holds the artefact already needs no file; see C(changed) in check mode.
+  - What interrupted installations left beside O(dest) is removed. An installation that still runs is waited for.
 options:
   dest:
     description: The directory. Its name is part of the file system's content, so it usually carries the digest.
@@ -75,6 +76,11 @@ problems:
   returned: O(state=present)
   type: list
   elements: str
+leftovers:
+  description: Hidden names of interrupted installations beside the directory that were, or would be, removed.
+  returned: O(state=present)
+  type: list
+  elements: str
 size_bytes:
   description: Bytes in the directory; null in check mode when it is not there.
   returned: O(state=present)
@@ -135,8 +141,12 @@ def ensure_present(params, check_mode):
         if not params["src"]:
             raise artefact.ArtefactError("{0}. Set src to the artefact file.".format("; ".join(problems)))
         installation.install(params["src"], sha256, directory, Progress(params["progress_path"]).update)
+    leftovers = installation.find_leftovers(os.path.dirname(directory))
+    if not check_mode:
+        installation.remove_leftovers(os.path.dirname(directory))
     result = {
-        "changed": bool(problems),
+        "changed": bool(problems or leftovers),
+        "leftovers": leftovers,
         "action": action if problems else "none",
         "directory": directory,
         "problems": problems,

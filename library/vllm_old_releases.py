@@ -10,7 +10,6 @@ author: vllm-ansible contributors (@vllm-ansible)
 description:
   - Removes installed releases except the current one, those an instance's link C(current) or C(previous) names, and
     the newest O(keep) others.
-  - Removes what interrupted installations left in the folder. A running installation is left alone.
   - Folders that were not installed from an artefact are never touched.
 options:
   path:
@@ -55,11 +54,6 @@ kept:
   elements: str
 removed:
   description: Names of the releases that were, or in check mode would be, removed.
-  returned: success
-  type: list
-  elements: str
-leftovers:
-  description: Hidden folders of interrupted installations that were, or would be, removed.
   returned: success
   type: list
   elements: str
@@ -118,19 +112,17 @@ def main():
     removed = plan_removals(
         installed, read_protected(params["path"], params["instances"]) | {params["current"]}, params["keep"]
     )
-    leftovers = installation.find_leftovers(params["path"])
     kept = sorted(set(installed) - set(removed))
     if not module.check_mode:
         try:
             for name in removed:
                 installation.remove_tree(os.path.join(params["path"], name))
-            installation.remove_leftovers(params["path"])
         except OSError as error:
             module.fail_json(msg="could not remove an old release from {0}: {1}".format(params["path"], error))
-    result = {"changed": bool(removed or leftovers), "kept": kept, "removed": removed, "leftovers": leftovers}
+    result = {"changed": bool(removed), "kept": kept, "removed": removed}
     if module._diff:
         result["diff"] = {
-            "before": "".join(name + "\n" for name in sorted(kept + removed + leftovers)),
+            "before": "".join(name + "\n" for name in sorted(kept + removed)),
             "after": "".join(name + "\n" for name in kept),
         }
     module.exit_json(**result)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the figures of docs/benchmarks.md in one run and write that page.
 
-Usage: bench.py [--only PART ...] [--no-write]. Parts: plan, build, site, start, hosts. Everything but `plan` boots lab
+Usage: bench.py [--only PART ...] [--no-write]. Parts: plan, build, site, start, dtype, hosts; start and
+dtype use the hosts that site boots. Everything but `plan` boots lab
 hosts, so it needs root and a few minutes; hosts and folders are removed at the end. Seconds are wall-clock of whole
 processes; compare figures of one run with each other, not with those of another machine.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import platform
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ LAB_ID = "81"
 STATE = ROOT / ".cache" / "lab" / LAB_ID
 FLEETS = (2, 4, 8)
 STARTS = 3
+CLIENTS = 32
 
 
 def run(*argv: str, **environment: str) -> tuple[float, str]:
@@ -110,8 +114,38 @@ def bench_start() -> dict[str, Any]:
             ssh(host, f"systemctl stop {unit}")
             seconds.append(ssh(host, f"systemctl start {unit}"))
         results[unit] = {"runs": STARTS, "min": round(min(seconds), 1), "median": round(statistics.median(seconds), 1)}
-    run("lab/lab", "down", "--all")
     return results
+
+
+def bench_dtype() -> dict[str, Any]:
+    """Tokens per second of cpu01 in each data type, many clients at once: what the planner's choice is worth."""
+    key = (STATE / "api-key").read_text(encoding="utf-8").strip()
+    speeds = {}
+    for dtype in ("bfloat16", "float32"):
+        with tempfile.NamedTemporaryFile(suffix=".json") as report:
+            request = {"model": "smollm2-135m-instruct", "max_model_len": 1024, "dtype": dtype}
+            variables = {"engine_request": request, "site_report_path": report.name}
+            play("-i", "inventories/demo", "site.yml", "--limit", "cpu01,build01", "-e", json.dumps(variables))
+            [row] = json.loads(Path(report.name).read_text(encoding="utf-8"))["results"]["cpu01"]
+        speeds[dtype] = round(tokens_per_second(row["endpoint"], row["model"], key), 1)
+    return {"clients": CLIENTS, "tokens_per_second": speeds, "ratio": round(speeds["float32"] / speeds["bfloat16"], 1)}
+
+
+def tokens_per_second(endpoint: str, model: str, key: str) -> float:
+    """Generated tokens per second over all clients, each sending two requests one after the other."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+
+    def complete(_number: int) -> int:
+        request = urllib.request.Request(f"{endpoint}/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return int(json.load(answer)["usage"]["completion_tokens"])
+
+    complete(0)
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        tokens = sum(pool.map(complete, range(2 * CLIENTS)))
+    return tokens / (time.monotonic() - began)
 
 
 def bench_hosts() -> dict[str, Any]:
@@ -167,6 +201,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "build": bench_build,
     "site": bench_site,
     "start": bench_start,
+    "dtype": bench_dtype,
     "hosts": bench_hosts,
 }
 
@@ -245,6 +280,19 @@ Each further host costs {further["first"]} s in a first run and {further["second
 
 The unit is started only when it has generated a token, so this is the time `systemctl start` takes, with the other
 engine of the demo idle beside it.
+
+## Data type
+{
+        table(
+            ["data type", "tokens per second"],
+            [[name, value] for name, value in figures["dtype"]["tokens_per_second"].items()],
+        )
+    }
+
+smollm2-135m-instruct on one core, {figures["dtype"]["clients"]} clients at once: float32 is {
+        figures["dtype"]["ratio"]
+    } times as fast as bfloat16. The
+planner takes float32 where the processor has no bfloat16 instructions.
 """
 
 

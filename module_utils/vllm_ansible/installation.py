@@ -7,7 +7,6 @@ Runs on hosts: Python 3.6, standard library only.
 """
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import json
@@ -21,7 +20,7 @@ import threading
 import time
 from typing import Dict, Set
 
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, locks
 from ansible.module_utils.vllm_ansible.artefact import RECEIPT
 
 # Room left on the file system after unpacking, and an upper bound for the metadata of one file.
@@ -185,22 +184,9 @@ def _check_room(manifest, parent):
         )
 
 
-@contextlib.contextmanager
-def _locked(directory):
-    """Only one installation into `directory` at a time; a killed one leaves no lock behind, only the empty file."""
+def _lock_file(directory):
     parent, name = os.path.split(directory)
-    path = os.path.join(parent, "." + name + ".lock")
-    with open(path, "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise artefact.ArtefactError(
-                "another run is installing {0}. Wait for it to end, then run again.".format(directory)
-            ) from None
-        try:
-            yield
-        finally:
-            os.unlink(path)
+    return os.path.join(parent, "." + name + ".lock")
 
 
 @contextlib.contextmanager
@@ -224,21 +210,9 @@ def _leftovers(parent):
             yield name, match.group("staged") or match.group("locked")
 
 
-def _is_running(parent, name):
-    path = os.path.join(parent, "." + name + ".lock")
-    try:
-        with open(path) as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
 def find_leftovers(parent):
     """Hidden names in `parent` that interrupted installations and removals left."""
-    return [hidden for hidden, name in _leftovers(parent) if not _is_running(parent, name)]
+    return [hidden for hidden, name in _leftovers(parent) if not locks.is_held(_lock_file(os.path.join(parent, name)))]
 
 
 def remove_leftovers(parent):
@@ -318,31 +292,45 @@ def install(source, sha256, directory, progress=None):
             "Copy it again, or correct the expected sha256.".format(source, seen, sha256)
         )
     manifest = artefact.read_manifest(source)
-    _check_room(manifest, parent)
     os.makedirs(parent, mode=0o755, exist_ok=True)
-    with _locked(directory), _umask(0o022):
-        staging = staging_directory(directory)
+    try:
+        with locks.exclusive(_lock_file(directory), lambda: say("wait", None, "another run is installing it")):
+            # by the run that was waited for
+            if not verify(directory, sha256, full=True):
+                return read_receipt(directory)
+            with _umask(0o022):
+                return _install(source, sha256, manifest, directory, say)
+    except locks.BusyError:
+        raise artefact.ArtefactError(
+            "another run has been installing {0} for {1} minutes. Wait for it to end, then run again.".format(
+                directory, locks.WAIT_SECONDS // 60
+            )
+        ) from None
+    except OSError as error:
+        raise artefact.ArtefactError("could not install {0} into {1}: {2}".format(source, directory, error)) from error
+
+
+def _install(source, sha256, manifest, directory, say):
+    """Unpack into the staging directory, prove it, rename it; returns the receipt."""
+    staging = staging_directory(directory)
+    shutil.rmtree(staging, ignore_errors=True)
+    _check_room(manifest, os.path.dirname(directory))
+    try:
+        os.mkdir(staging, 0o755)
+        _unpack(source, manifest, staging, say)
+        say("sync", None, "writing to disk")
+        os.sync()
+        receipt = {"artefact_sha256": sha256, "read_bytes_per_s": measure_read_speed(staging)}
+        with open(os.path.join(staging, artefact.MANIFEST), "w") as stream:
+            json.dump(manifest, stream, sort_keys=True, indent=1)
+        with open(os.path.join(staging, RECEIPT), "w") as stream:
+            json.dump(receipt, stream, sort_keys=True)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _replace(directory, staging)
+        _fsync_directory(os.path.dirname(directory))
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        try:
-            os.mkdir(staging, 0o755)
-            _unpack(source, manifest, staging, say)
-            say("sync", None, "writing to disk")
-            os.sync()
-            receipt = {"artefact_sha256": sha256, "read_bytes_per_s": measure_read_speed(staging)}
-            with open(os.path.join(staging, artefact.MANIFEST), "w") as stream:
-                json.dump(manifest, stream, sort_keys=True, indent=1)
-            with open(os.path.join(staging, RECEIPT), "w") as stream:
-                json.dump(receipt, stream, sort_keys=True)
-                stream.flush()
-                os.fsync(stream.fileno())
-            _replace(directory, staging)
-            _fsync_directory(parent)
-        except OSError as error:
-            raise artefact.ArtefactError(
-                "could not install {0} into {1}: {2}".format(source, directory, error)
-            ) from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     return receipt
 
 

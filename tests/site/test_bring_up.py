@@ -110,6 +110,13 @@ def test_killed_run_and_lost_host_are_completed_by_the_next_run(site, tmp_path):
     site.lab("kill", "cpu02")
     site.lab("up", "cpu01", "cpu02")
     assert "vllm-" not in site.ssh("cpu02", "ls /etc/systemd/system")
+    # ... and what a run that was cut off earlier left, with another release and another model.
+    site.ssh(
+        "cpu02",
+        "mkdir -p /opt/vllm/releases/.staging-vllm-old/lib /var/lib/vllm/models/deepseek-v3-tiny-random/.staging-old;"
+        " touch /opt/vllm/releases/.vllm-old.lock;"
+        " cd /var/cache/vllm; touch vllm-old.artefact.tar .ansible_tmp1vllm-old.artefact.tar model-old.artefact.tar",
+    )
     report = tmp_path / "report.json"
     play = site.play("site.yml", "-e", f"site_report_path={report}").ok()
     assert set(play.changed) >= set(site.hosts)
@@ -117,13 +124,22 @@ def test_killed_run_and_lost_host_are_completed_by_the_next_run(site, tmp_path):
     assert set(results) == set(site.hosts)
     for [row] in results.values():
         assert row["completion_tokens"] >= 1 and row["answer"].strip() and row["tokens_per_second"] > 0
-    leftovers = site.ssh("cpu02", "ls -A /opt/vllm/releases /var/cache/vllm")
-    assert "staging" not in leftovers and ".tar" not in leftovers
+    left = "-name '.staging*' -o -name '.*.lock' -o -name '*.artefact.tar'"
+    for host in site.hosts:
+        assert site.ssh(host, f"find /opt/vllm /var/lib/vllm /var/cache/vllm -maxdepth 3 {left}") == ""
 
 
 def test_second_run_changes_nothing(site):
     play = site.play("site.yml").ok()
     assert play.changed == {}
+
+
+@pytest.mark.parametrize("tag", ["build", "install", "deploy", "verify", "host_baseline"])
+def test_a_tag_works_alone(site, tag):
+    play = site.play("site.yml", "--tags", tag).ok()
+    assert play.changed == {}
+    assert ("engine_release :" in play.output) == (tag in ("install", "deploy"))
+    assert ("service_verify :" in play.output) == (tag == "verify")
 
 
 def test_check_mode_on_running_hosts_reports_no_change(site):

@@ -8,7 +8,6 @@ anew, and the receipt that says "built" is written last.
 Runs on hosts: Python 3.6, standard library only.
 """
 
-import fcntl
 import hashlib
 import inspect
 import json
@@ -21,7 +20,7 @@ import time
 import zipfile
 from typing import Dict, Union
 
-from ansible.module_utils.vllm_ansible import artefact, installation
+from ansible.module_utils.vllm_ansible import artefact, installation, locks
 from ansible.module_utils.vllm_ansible.build import elf, packages, runtime, tree
 from ansible.module_utils.vllm_ansible.build.tree import BuildError, checked
 from ansible.module_utils.vllm_ansible.overrides import apply, series
@@ -190,27 +189,32 @@ class EngineBuild:
         """Build, prove and publish the artefact; returns its receipt. Raises BuildError."""
         os.makedirs(self.work, exist_ok=True)
         os.makedirs(self.artefacts, exist_ok=True)
-        with open(os.path.join(self.work, "lock"), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BuildError(
-                    "another run is building {0} in {1}. Wait for it to end.".format(self.spec["build"], self.work)
-                ) from None
-            self._check_room()
-            scratch = os.path.join(self.work, "scratch")
+        try:
+            with locks.exclusive(
+                os.path.join(self.work, "lock"), lambda: self.say("wait", None, "another run is building it")
+            ):
+                # by the run that was waited for
+                return self.find(digest_of(inputs)) or self._build_in_scratch(inputs)
+        except locks.BusyError:
+            raise BuildError(
+                "another run has been building {0} in {1} for {2} minutes. Wait for it to end.".format(
+                    self.spec["build"], self.work, locks.WAIT_SECONDS // 60
+                )
+            ) from None
+
+    def _build_in_scratch(self, inputs):
+        self._check_room()
+        scratch = os.path.join(self.work, "scratch")
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.makedirs(scratch)
+        try:
+            return self._build(inputs, scratch)
+        except (artefact.ArtefactError, series.OverridesError) as error:
+            raise BuildError(str(error)) from error
+        except OSError as error:
+            raise BuildError("building {0} in {1} failed: {2}".format(self.spec["build"], self.work, error)) from error
+        finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            os.makedirs(scratch)
-            try:
-                return self._build(inputs, scratch)
-            except (artefact.ArtefactError, series.OverridesError) as error:
-                raise BuildError(str(error)) from error
-            except OSError as error:
-                raise BuildError(
-                    "building {0} in {1} failed: {2}".format(self.spec["build"], self.work, error)
-                ) from error
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
 
     def _check_room(self):
         volume = os.statvfs(self.work)

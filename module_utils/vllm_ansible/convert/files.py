@@ -3,12 +3,12 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 
+from ansible.module_utils.vllm_ansible import locks
 from ansible.module_utils.vllm_ansible.convert import ModelError
 
 _CHUNK = 4 * 1024 * 1024
@@ -133,14 +133,16 @@ def require_space(directory, needed, option):
 
 @contextlib.contextmanager
 def exclusive(dest):
-    """Hold the one right to change `dest`; a second run fails at once instead of mixing its files in."""
-    os.makedirs(os.path.dirname(dest), exist_ok=True)
-    with open(os.path.join(os.path.dirname(dest), f".{os.path.basename(dest)}.lock"), "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ModelError(f"another run is working on {dest}; wait for it to end") from error
-        yield
+    """Hold the one right to change `dest`; a second run waits instead of mixing its files in."""
+    folder, name = os.path.split(dest)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        with locks.exclusive(os.path.join(folder, f".{name}.lock")):
+            yield
+    except locks.BusyError as error:
+        raise ModelError(
+            f"another run has been working on {dest} for {locks.WAIT_SECONDS // 60} minutes; wait for it to end"
+        ) from error
 
 
 @contextlib.contextmanager

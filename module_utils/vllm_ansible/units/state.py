@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 
-from ansible.module_utils.vllm_ansible.units.service import CREDENTIAL_DIRECTORY, unit_path
+from ansible.module_utils.vllm_ansible.units.service import CREDENTIAL_DIRECTORY, SUPERVISOR, unit_path
 
 
 def watched_paths(instance, root=""):
     """Return the sorted paths (without root) that a start of the instance depends on and that exist."""
     drop_ins = unit_path(instance) + ".d"
     paths = [
+        SUPERVISOR,
         unit_path(instance),
         "/etc/vllm/instances/{}.json".format(instance),
         "{}/{}.key".format(CREDENTIAL_DIRECTORY, instance),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import vllm_engine_build
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, locks
 from ansible.module_utils.vllm_ansible.build import engine, runtime
 from ansible.module_utils.vllm_ansible.overrides import series
 
@@ -186,13 +186,16 @@ def test_a_small_file_system_is_named_before_anything_is_fetched(
     assert stand_in_stages == []
 
 
-def test_two_builds_do_not_meet(run_module: Run, parameters: dict, stand_in_stages: list) -> None:
+def test_two_builds_do_not_meet(
+    run_module: Run, parameters: dict, stand_in_stages: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0)
     work = Path(parameters["work_directory"]) / parameters["build"]
     work.mkdir(parents=True)
     with open(work / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         result = run_module(vllm_engine_build, parameters)
-    assert result["failed"] and "another run is building" in result["msg"] and stand_in_stages == []
+    assert result["failed"] and "another run has been building" in result["msg"] and stand_in_stages == []
 
 
 def test_a_stage_that_fails_leaves_no_artefact(

@@ -52,14 +52,6 @@ def test_the_newest_and_the_used_stay(keep: int, removed: list[str], run_module:
     assert not run_module(vllm_old_releases, parameters(host, keep))["changed"]
 
 
-def test_what_an_interrupted_installation_left_is_removed(run_module: Run, host: Path) -> None:
-    (host / "releases" / ".staging-x" / "lib").mkdir(parents=True)
-    (host / "releases" / ".x.lock").write_text("")
-    result = run_module(vllm_old_releases, parameters(host, 9))
-    assert result["leftovers"] == [".staging-x", ".x.lock"]
-    assert not (host / "releases" / ".staging-x").exists()
-
-
 def test_a_bare_host(run_module: Run, tmp_path: Path) -> None:
     result = run_module(vllm_old_releases, parameters(tmp_path, 2))
     assert not result["changed"] and result["kept"] == []

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_ansible import artefact, installation
+from ansible.module_utils.vllm_ansible import artefact, installation, locks
 
 
 def make_tree(root: Path) -> Path:
@@ -238,12 +238,15 @@ def test_an_installation_that_was_killed_is_done_again(packed: dict, tmp_path: P
     assert visible(target.parent) == ["x"]
 
 
-def test_two_installations_of_one_directory_do_not_meet(packed: dict, tmp_path: Path) -> None:
+def test_two_installations_of_one_directory_do_not_meet(
+    packed: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = tmp_path / "out"
     parent.mkdir()
     with open(parent / ".x.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(artefact.ArtefactError, match="another run is installing"):
+        monkeypatch.setattr(locks, "WAIT_SECONDS", 0)
+        with pytest.raises(artefact.ArtefactError, match="another run has been installing"):
             installation.install(packed["path"], packed["sha256"], str(parent / "x"))
         assert installation.find_leftovers(str(parent)) == []
     assert installation.find_leftovers(str(parent)) == [".x.lock"]

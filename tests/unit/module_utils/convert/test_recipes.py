@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_ansible import artefact
+from ansible.module_utils.vllm_ansible import artefact, locks
 from ansible.module_utils.vllm_ansible.convert import ModelError, directory, files, recipes
 
 DESIRED = {
@@ -167,8 +167,11 @@ def test_too_little_space_is_refused_before_anything_is_written(
     assert not (tmp_path / ".model.partial").exists()
 
 
-def test_a_second_run_at_the_same_time_is_refused(convert: Callable[..., Path], tmp_path: Path) -> None:
-    with files.exclusive(str(tmp_path / "model")), pytest.raises(ModelError, match="another run is working on"):
+def test_a_second_run_at_the_same_time_is_refused(
+    convert: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0)
+    with files.exclusive(str(tmp_path / "model")), pytest.raises(ModelError, match="another run has been working on"):
         convert()
 
 

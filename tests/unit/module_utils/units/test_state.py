@@ -14,6 +14,7 @@ FILES = {
     "/etc/systemd/system/vllm-one.service.d/20-numa.conf": "[Service]",
     "/etc/systemd/system/vllm-one.service.d/notes.txt": "not read by systemd",
     "/etc/vllm/instances/one.json": "{}",
+    "/opt/vllm/libexec/vllm-supervisor": "#!",
     "/etc/vllm/credentials/one.key": "secret\n",
 }
 
@@ -37,6 +38,7 @@ def test_watched_paths(root):
         "/etc/vllm/credentials/one.key",
         "/etc/vllm/instances/one.json",
         "/opt/vllm/instances/one/current",
+        "/opt/vllm/libexec/vllm-supervisor",
     ]
 
 
