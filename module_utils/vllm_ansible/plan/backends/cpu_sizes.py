@@ -10,6 +10,12 @@ from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES
 
 
+# Both from the resident memory of serving engines, which tests/site compares with the plan. Tied embeddings are kept
+# as the table and packed again for the output layer; what a step used stays with the allocator.
+PACKED_EMBEDDINGS = 2
+ACTIVATION_COPIES = 2
+
+
 def machine_budget(total_bytes: int) -> int:
     """Memory of a host that engines may use: all but 5 %, at least 1 GiB, for the system and its page cache."""
     return max(0, total_bytes - max(GIB, total_bytes // 20))
@@ -100,7 +106,11 @@ def decide_memory(group: Group, row: Row, context: Context) -> None:
     assert model is not None
     size = DTYPE_BYTES[group.dtype]
     weights = max(model.shape.parameters() * size, model.size_bytes * size // DTYPE_BYTES[model.dtype])
-    activation = model.shape.activation_bytes(group.max_num_batched_tokens, group.max_num_seqs, size)
+    if model.shape.tied:
+        weights += PACKED_EMBEDDINGS * model.shape.vocabulary * model.shape.hidden * size
+    activation = ACTIVATION_COPIES * model.shape.activation_bytes(
+        group.max_num_batched_tokens, group.max_num_seqs, size
+    )
     overhead = row.process_bytes + ranks * row.worker_bytes
     split = 1 if model.shape.mla else min(group.layout["tensor_parallel"], model.shape.kv_heads)
     token = -(-model.shape.kv_bytes_per_token(size) // split)
