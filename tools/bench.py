@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the figures of docs/benchmarks.md in one run and write that page.
+"""Measure the figures of docs/benchmarks.md and write that page.
 
-Usage: bench.py [--only PART ...] [--no-write]. Parts: plan, build, site, start, dtype, hosts; start and
+Usage: bench.py [--only PART ...]. Parts: plan, build, site, start, dtype, hosts; start and
 dtype use the hosts that site boots. Everything but `plan` boots lab
 hosts, so it needs root and a few minutes; hosts and folders are removed at the end. Seconds are wall-clock of whole
-processes; compare figures of one run with each other, not with those of another machine.
+processes; compare figures of one part with each other, not with those of another machine. A part that is measured
+again replaces its figures; the page is written once all parts were measured on this machine.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
+KEPT = ROOT / ".cache" / "bench.json"
 LAB_ID = "81"
 STATE = ROOT / ".cache" / "lab" / LAB_ID
 FLEETS = (2, 4, 8)
@@ -232,10 +234,10 @@ def page(figures: dict[str, Any]) -> str:
     return f"""<!-- Written by tools/bench.py (`make bench`); do not edit. -->
 # Benchmarks
 
-One run of `make bench` on: {
+Written by `make bench` on: {
         figures["machine"]
     }. The lab hosts are containers on this one machine, so Ansible, all hosts
-and all engines share its cores: compare figures here with each other, not with another machine's.
+and all engines share its cores: compare the figures of a section with each other, not with another machine's.
 
 ## Planning
 {table(["hosts", "seconds", "megabytes"], [[row["hosts"], row["seconds"], row["megabytes"]] for row in plan])}
@@ -299,16 +301,19 @@ planner takes float32 where the processor has no bfloat16 instructions.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--no-write", action="store_true", help="print the figures, leave the page as it is")
     options = parser.parse_args()
     figures: dict[str, Any] = {"machine": machine()}
+    if KEPT.exists():
+        kept = json.loads(KEPT.read_text(encoding="utf-8"))
+        figures = kept if kept["machine"] == figures["machine"] else figures
     try:
         for name in options.only:
             figures[name] = PARTS[name]()
             print(json.dumps({name: figures[name]}), flush=True)
+            KEPT.write_text(json.dumps(figures), encoding="utf-8")
     finally:
         subprocess.run(["lab/lab", "down", "--all"], cwd=ROOT, env={**os.environ, "LAB_ID": LAB_ID}, check=False)
-    if not options.no_write and set(options.only) == set(PARTS):
+    if figures.keys() >= PARTS.keys():
         PAGE.write_text(page(figures), encoding="utf-8")
 
 
