@@ -42,7 +42,7 @@ def exclusive(path, waiting=None, wait_seconds=None):
 
 def _try(path):
     """The locked, open file, or None. A file that its holder removed meanwhile is not the lock any more."""
-    stream = open(path, "w")  # closed here or by `exclusive`
+    stream = open(path, "w")  # noqa: SIM115 - closed here or by `exclusive`
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):

@@ -2,11 +2,13 @@
 """The demo site on real systemd hosts. One session boots the hosts once; the files run in alphabetical order:
 bring-up (check mode, interruption, second run), then failures of the running engines."""
 
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -63,6 +65,12 @@ class Site:
     def play(self, *arguments, timeout=900):
         result = self.run("tools/demo", "play", *arguments, timeout=timeout, check=False)
         return Play(result.returncode, result.stdout)
+
+    def plan(self):
+        """The plan as data."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.play("playbooks/plan.yml", "-e", f"deployment_plan_report_directory={folder}").ok()
+            return json.loads(Path(folder, "plan.json").read_text())
 
     def start_play(self, log, *arguments):
         """Start a run in a process group of its own, to be killed halfway."""

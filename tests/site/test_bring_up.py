@@ -9,6 +9,11 @@ import pytest
 
 pytestmark = pytest.mark.site
 
+# Shell: the processes of the host's engine, with either version of cgroups.
+UNIT = "$(systemctl list-units --plain --no-legend 'vllm-*.service' | cut -d' ' -f1)"
+GROUP = f"$(systemctl show --value --property=ControlGroup {UNIT})"
+PIDS = f"$(cat /sys/fs/cgroup/systemd{GROUP}/cgroup.procs 2>/dev/null || cat /sys/fs/cgroup{GROUP}/cgroup.procs)"
+
 
 @pytest.fixture(scope="module")
 def bare(site):
@@ -161,13 +166,20 @@ def test_hand_edit_is_shown_and_mended(site):
 def test_threads_and_memory_are_where_the_plan_put_them(site):
     for host, cpus in (("cpu01", "0"), ("cpu02", "1")):
         lines = site.ssh(
-            host,
-            "unit=$(systemctl list-units --plain --no-legend 'vllm-*.service' | cut -d' ' -f1);"
-            " for pid in $(cat /sys/fs/cgroup/systemd/$(systemctl show -P ControlGroup $unit)/cgroup.procs 2>/dev/null"
-            " || cat /sys/fs/cgroup/$(systemctl show -P ControlGroup $unit)/cgroup.procs);"
-            " do cat /proc/$pid/task/*/status; done | grep Cpus_allowed_list | sort -u",
+            host, f"for pid in {PIDS}; do cat /proc/$pid/task/*/status; done | grep Cpus_allowed_list | sort -u"
         )
         assert lines.split() == ["Cpus_allowed_list:", cpus]
+
+
+def test_memory_is_what_the_plan_said(site):
+    """Proportional set size of all processes of the unit, after requests were served, against the plan's estimate."""
+    groups = {group["members"][0]["host"]: group for group in site.plan()["groups"]}
+    for host in site.hosts:
+        measured = 1024 * sum(int(kilobytes) for kilobytes in site.ssh(
+            host,
+            f"for pid in {PIDS}; do grep ^Pss: /proc/$pid/smaps_rollup; done | tr -dc '0-9\\n'",
+        ).split())  # fmt: skip
+        assert groups[host]["memory"]["total_bytes"] == pytest.approx(measured, rel=0.15), host
 
 
 def test_host_serves_again_after_a_reboot_without_ansible(site):

@@ -9,7 +9,6 @@ from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES
 
-
 # Both from the resident memory of serving engines, which tests/site compares with the plan. Tied embeddings are kept
 # as the table and packed again for the output layer; what a step used stays with the allocator.
 PACKED_EMBEDDINGS = 2
