@@ -60,6 +60,9 @@ class Hardware(NamedTuple):
 
     architecture: str
     os_name: str
+    os_id: str
+    os_version: str
+    os_label: str
     glibc: str
     cpu_model: str
     cpus: Tuple[int, ...]
@@ -75,10 +78,6 @@ class Hardware(NamedTuple):
     network: str
     warnings: Tuple[Tuple[str, str], ...]
     interface: str = ""
-    os_id: str = ""
-    os_version: str = ""
-    os_release: str = ""
-    kernel: str = ""
     drivers: Tuple[Tuple[str, str], ...] = ()
 
 
@@ -114,6 +113,9 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
     hardware = Hardware(
         architecture=facts.text("architecture", required=True),
         os_name="{} {}".format(os_facts.text("name") or os_facts.text("id"), os_facts.text("version_id")).strip(),
+        os_id=os_facts.text("id"),
+        os_version=os_facts.text("version_id"),
+        os_label=os_facts.text("version"),
         glibc=os_facts.text("glibc"),
         cpu_model=cpu.text("model"),
         cpus=cpus,
@@ -129,10 +131,6 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
         network=network,
         warnings=tuple((w.text("code"), w.text("message")) for w in facts.readers("warnings")),
         interface=interface,
-        os_id=os_facts.text("id"),
-        os_version=os_facts.text("version_id"),
-        os_release=os_facts.text("version"),
-        kernel=os_facts.text("kernel"),
         drivers=_drivers(facts),
     )
     if not cpus and not bad:

@@ -81,15 +81,16 @@ def tensor_sizes(shape: Shape, limit: int) -> List[int]:
 
 def divides_blocks(shape: Shape, scheme: Scheme, layout: Layout) -> bool:
     """Whether every rank gets whole blocks of the MLPs, quantised ones in blocks of `scheme.block` columns."""
-    block = scheme.block if scheme.bits else 0
+    quantised = [part for part, _size in scheme.quantised]
 
     def whole(width: int, part: str, ranks: int) -> bool:
         if width % ranks:
             return False
-        return not block or part not in scheme.parts or (width // ranks) % block == 0 or width % block != 0
+        block = scheme.block if part in quantised else 0
+        return not block or width % block != 0 or (width // ranks) % block == 0
 
     dense = not shape.experts or shape.dense_layers > 0
-    if dense and not whole(shape.intermediate, "mlp", layout.tensor):
+    if dense and not whole(shape.intermediate, "dense_mlp", layout.tensor):
         return False
     return not shape.experts or layout.expert > 1 or whole(shape.moe_intermediate, "experts", layout.tensor)
 

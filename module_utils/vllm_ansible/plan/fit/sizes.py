@@ -4,9 +4,9 @@
 ``tools/fit_table.py`` sets these estimates beside what others published and states the error.
 """
 
-from typing import FrozenSet, List, NamedTuple
+from typing import List, NamedTuple, Optional, Tuple
 
-from ansible.module_utils.vllm_ansible.plan.models import Shape
+from ansible.module_utils.vllm_ansible.plan.models import LINEAR, Quantisation, Shape
 
 # Share of a device's memory that a framework can use at all; the rest belongs to driver and firmware.
 # ascend: 65452113920 of 64 GiB (vllm-ascend#3874, #3843). cuda: 23.58 of 23.99 GiB (vllm#14447), 44.42 of 44.99 GiB
@@ -15,26 +15,33 @@ USABLE = {"ascend": 0.952, "cuda": 0.983}
 # Float32 arrays of the vocabulary that the sampler holds for each sequence: logits, probabilities, a sorted copy with
 # its indices, cumulative sums. 1.26 GiB of activations at 256 sequences of 128256 words (vllm#10511) are 10.3 of them.
 SAMPLER_COPIES = 10
-ALL_PARTS = frozenset(["attention", "mlp", "experts", "shared_experts"])
 
 
 class Scheme(NamedTuple):
-    """How weights are stored: `bits` per quantised linear weight, `scale_bits` per weight for their scales.
+    """How weights are stored: bytes per weight of the quantised parts, scales included; all else in `dtype_bytes`.
 
-    `parts` are quantised; embeddings, router, norms and the rest stay in `dtype_bytes` per weight.
+    `block`: columns that share a scale and cannot be cut, 0 when any width can.
     """
 
     dtype_bytes: int
-    bits: float = 0
-    scale_bits: float = 0
-    parts: FrozenSet[str] = ALL_PARTS
+    quantised: Tuple[Tuple[str, float], ...] = ()
     block: int = 0
 
     def of(self, part: str) -> float:
-        """Bytes per weight of `part`."""
-        if self.bits and part in self.parts:
-            return (self.bits + self.scale_bits) / 8
-        return float(self.dtype_bytes)
+        """Bytes per weight of `part`, a name of `models.PARTS`."""
+        return dict(self.quantised).get(part, float(self.dtype_bytes))
+
+
+def scheme_of(shape: Shape, quantisation: Optional[Quantisation], dtype_bytes: int) -> Scheme:
+    """Return how a model's weights lie on the device."""
+    if quantisation is None:
+        return Scheme(dtype_bytes)
+    parts = tuple(
+        (part, quantisation.bits_of(part, 8 * dtype_bytes, shape.hidden) / 8)
+        for part in LINEAR
+        if part not in quantisation.ignored
+    )
+    return Scheme(dtype_bytes, parts, quantisation.block[-1] if quantisation.block else 0)
 
 
 class Layout(NamedTuple):
@@ -112,7 +119,10 @@ def stage_weights(shape: Shape, scheme: Scheme, layout: Layout) -> List[int]:
     leading = shape.layers if not shape.experts else min(shape.dense_layers, shape.layers)
     expert = 3 * shape.hidden * shape.moe_intermediate
     held = float(_divided(shape.experts, layout.expert)) if layout.expert > 1 else shape.experts / float(tensor)
-    table = _divided(shape.vocabulary, tensor) * shape.hidden
+    shared = shape.shared_experts * expert + 3 * shape.hidden * shape.shared_intermediate
+    matrices = 2 if shape.encoder else 3
+    words = shape.vocabulary + (shape.positions if shape.encoder else 0)
+    table = _divided(words, tensor) * shape.hidden
     sizes = []
     before = 0
     for stage, layers in enumerate(stage_layers(shape, layout)):
@@ -120,12 +130,12 @@ def stage_weights(shape: Shape, scheme: Scheme, layout: Layout) -> List[int]:
         moe = layers - dense
         before += layers
         tables = (1 if stage == 0 else 0) + (1 if stage == layout.pipeline - 1 else 0)
-        if shape.tied and layout.pipeline == 1:
+        if (shape.tied or shape.encoder) and layout.pipeline == 1:
             tables = 1
         size = layers * _attention(shape, scheme, tensor)
-        size += dense * 3 * shape.hidden * _divided(shape.intermediate, tensor) * scheme.of("mlp")
+        size += dense * matrices * shape.hidden * _divided(shape.intermediate, tensor) * scheme.of("dense_mlp")
         size += moe * held * expert * scheme.of("experts")
-        size += moe * shape.shared_experts * expert * scheme.of("shared_experts") / tensor
+        size += moe * shared * scheme.of("shared_experts") / tensor
         plain = tables * table + moe * shape.experts * shape.hidden + 2 * layers * shape.hidden
         sizes.append(int(size + plain * scheme.dtype_bytes))
     return sizes
@@ -149,6 +159,8 @@ def _attention(shape: Shape, scheme: Scheme, tensor: int) -> float:
 
 def kv_token_bytes(shape: Shape, layout: Layout, dtype_bytes: int) -> int:
     """KV cache of one token on one rank: the whole latent with MLA, else its share of the KV heads, at least one."""
+    if shape.encoder:
+        return 0
     width = shape.kv_lora_rank + shape.rope_dim
     if not shape.mla:
         width = 2 * max(1, shape.kv_heads // layout.tensor) * shape.head_dim
@@ -195,7 +207,7 @@ def memory(
     fixed = weights + activation + overheads.context + communication
     room = min(int(device_bytes * overheads.utilisation), device_bytes - overheads.graph) - fixed
     block = token * overheads.block_tokens
-    kv_cache = room // block * block
+    kv_cache = room // block * block if block else min(room, 0)
     total = fixed + overheads.graph + max(0, kv_cache)
     return Memory(
         weights, kv_cache, activation, overheads.graph, communication, overheads.context, total, device_bytes, token
