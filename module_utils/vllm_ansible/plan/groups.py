@@ -30,6 +30,7 @@ class Group:
     """One replica on its way through the stages; a stage that finds a problem marks it `failed`."""
 
     def __init__(self, claim: Claim, hosts: List[Host], replica: int) -> None:
+        self.claim = claim
         self.pool = claim.pool
         self.request: Request = claim.request
         self.hosts = hosts
@@ -53,8 +54,9 @@ class Group:
         self.memory: Dict[str, int] = {}
         # Memory of each host (not of its devices) that the replica needs there, in bytes.
         self.host_bytes = 0
-        # Accelerators per host that this replica may use; None is all of them.
+        # Accelerators per host that this replica may use; None is all of them. `fill`: use every one of them.
         self.allotted: Optional[int] = None
+        self.fill = True
         self.devices: Dict[str, List[int]] = {}
         self.device = ""
         self.quantisation = ""
@@ -74,10 +76,14 @@ class Group:
         return self.hosts[0]
 
     @property
+    def world(self) -> int:
+        """Workers of this group on all of its hosts."""
+        return self.layout["tensor_parallel"] * self.layout["pipeline_parallel"] * self.layout["data_parallel"]
+
+    @property
     def ranks(self) -> int:
         """Workers of this group on each of its hosts."""
-        world = self.layout["tensor_parallel"] * self.layout["pipeline_parallel"] * self.layout["data_parallel"]
-        return max(1, world // len(self.hosts))
+        return max(1, self.world // len(self.hosts))
 
     @property
     def build(self) -> str:

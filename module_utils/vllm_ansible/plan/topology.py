@@ -39,15 +39,16 @@ def nodes_of(nodes: Sequence[Node], cpus: Sequence[int]) -> List[int]:
 
 
 def homes(nodes: Sequence[Node], devices: Sequence[Accelerator]) -> List[Optional[int]]:
-    """Return the NUMA node each device belongs to: where the CPUs near it lie, else what its bus says."""
+    """Return the NUMA node each device belongs to: the one that all CPUs near it lie on, else what its bus says.
+
+    None when neither names one node, as where the topology tool calls all CPUs near.
+    """
     found: List[Optional[int]] = []
+    known = [node.number for node in nodes]
     for device in devices:
-        near = set(device.cpus)
-        best = max(nodes, key=lambda node: (len(near.intersection(node.cpus)), -node.number))
-        if near.intersection(best.cpus):
-            found.append(best.number)
-        else:
-            found.append(device.numa_node if device.numa_node in [node.number for node in nodes] else None)
+        near = [node.number for node in nodes if set(node.cpus).intersection(device.cpus)]
+        bus = device.numa_node if device.numa_node in known else None
+        found.append(near[0] if len(near) == 1 else bus)
     return found
 
 

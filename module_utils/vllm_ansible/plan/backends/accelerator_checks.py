@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
+from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
@@ -85,8 +86,8 @@ def device_bytes(found: Found) -> int:
     return min(d.memory_bytes or found.device.memory_bytes for d in found.healthy)
 
 
-def check_alike(group: Group, found: Sequence[Found], kind: str, context: Context) -> None:
-    """The hosts of one replica have to agree in device, driver and architecture."""
+def check_alike(group: Group, found: Sequence[Found], kind: str, context: Context) -> bool:
+    """Whether the hosts of one replica agree in device, driver and architecture, as they have to."""
     hardware = [host.hardware for host in group.hosts if host.hardware is not None]
     facts: Tuple[Tuple[str, str, List[str], str], ...] = (
         ("devices", "vllm_hardware.accelerators", [f.device.name for f in found], "hosts with the same device"),
@@ -102,27 +103,30 @@ def check_alike(group: Group, found: Sequence[Found], kind: str, context: Contex
                  "The hosts of one replica differ in {}: {}".format(
                      what, ", ".join("{} has {}".format(h.name, v) for h, v in zip(group.hosts, values))),
                  set_to, field, values[odd], group.hosts[odd])  # fmt: skip
+    return not group.failed
 
 
 def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context) -> None:
     """Take the newest row that fits every host, or say what is against the one that comes closest."""
     pinned = group.request.version
-    choice = None
+    taken: List[Tuple[int, Row, rows.Choice]] = []
+    order = [row.name for row in rows.candidates(context.catalogue, group.backend, pinned)]
     for host, own in zip(group.hosts, found):
         assert host.hardware is not None
         machine = rows.facts_of(
-            host.hardware, [own.device.family], driver_of(host.hardware, kind), driver_of(host.hardware, kind, "firmware")
+            host.hardware,
+            [own.device.family],
+            driver_of(host.hardware, kind),
+            driver_of(host.hardware, kind, "firmware"),
         )
         own_choice = rows.choose(context.catalogue, group.backend, pinned, machine)
         if own_choice.row is None:
             _no_row(group, host, own_choice.rejected, context)
             return
-        # the older of the rows: an older host of a group holds the others back
-        order = [row.name for row in rows.candidates(context.catalogue, group.backend, pinned)]
-        if choice is None or order.index(own_choice.row.name) > order.index(choice.row.name):
-            choice = own_choice
-    assert choice is not None and choice.row is not None
-    group.row = row = choice.row
+        taken.append((order.index(own_choice.row.name), own_choice.row, own_choice))
+    # the oldest of the rows: an older host of a group holds the others back
+    _place, row, choice = max(taken, key=lambda entry: entry[0])
+    group.row = row
     newer = sorted({r.row for r in choice.rejected})
     because = "row {} is the newest final one that fits".format(row.name)
     if newer:
@@ -130,7 +134,8 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
     context.findings.decide(
         "R_ROW_PINNED" if pinned else "R_ROW_NEWEST",
         "engine.version",
-        "{} {}{}".format(row.engine, row.version, " with {} {}".format(row.plugin, row.plugin_version) if row.plugin else ""),
+        "{} {}".format(row.engine, row.version)
+        + " with {} {}".format(row.plugin, row.plugin_version) * bool(row.plugin),
         "engine_request.version asks for it" if pinned else because,
         group=group.name,
     )
@@ -167,7 +172,8 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
              entry.set_to, entry.field, entry.seen, host)  # fmt: skip
 
 
-def check_model(group: Group, device: Device, context: Context) -> None:
+def check_model(group: Group, device: Device, context: Context) -> bool:
+    """Whether the row serves the model on this device; decides data type and quantisation."""
     model, row = group.model, group.row
     assert model is not None and row is not None
     if model.architecture not in row.model_architectures:
@@ -182,11 +188,14 @@ def check_model(group: Group, device: Device, context: Context) -> None:
                  "{} is for CPU engines: {}".format(
                      key, "the KV cache takes what a device has left" if key == "kv_cache_gib"
                      else "the plan gives an engine the CPUs near its devices"),
-                 "no {}".format(key) + (", or extra_args: {gpu-memory-utilization: 0.8}" if key == "kv_cache_gib" else ""),
+                 "no {}".format(key) + ", or extra_args: {gpu-memory-utilization: 0.8}" * (key == "kv_cache_gib"),
                  "engine_request." + key, value)  # fmt: skip
+    _decide_quantisation(group, device, context)
+    _decide_dtype(group, device, context)
+    return not group.failed
 
 
-def decide_dtype(group: Group, device: Device, context: Context) -> None:
+def _decide_dtype(group: Group, device: Device, context: Context) -> None:
     """The requested data type, else the stored one, else float16 where the device has no bfloat16."""
     model, row = group.model, group.row
     assert model is not None and row is not None
@@ -212,7 +221,7 @@ def _computes(device: Device, dtype: str) -> bool:
     return not device.dtypes or dtype in device.dtypes or DTYPE_NAMES.get(dtype, dtype) in device.dtypes
 
 
-def check_driver_memory(host: Host, found: Found, context: Context) -> None:
+def check_device_memory(host: Host, found: Found, context: Context) -> None:
     """Warn about devices whose memory something else holds. Volatile: it never decides."""
     assert host.hardware is not None
     busy = [d for d in found.healthy if _used(d) * 10 > (d.memory_bytes or found.device.memory_bytes)]
@@ -237,3 +246,31 @@ def kind_of(hardware: Hardware, kind: str) -> Tuple[Any, ...]:
     own = [d for d in hardware.accelerators if d.kind == kind]
     models = tuple(sorted({(str((d.raw or {}).get("device_id")), d.model, d.memory_bytes) for d in own}))
     return (kind, models, sum(d.healthy for d in own), driver_of(hardware, kind), hardware.architecture)
+
+
+def _decide_quantisation(group: Group, device: Device, context: Context) -> None:
+    """The format of the weights has to be one that both the device and the engine compute in."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    if model.quantisation is None:
+        return
+    method = model.quantisation.method
+    group.quantisation = method
+    allowed = [q for q in device.quantisations if q in row.quantisations]
+    if method not in allowed:
+        others = sorted(
+            other.name
+            for other in context.catalogue.models.values()
+            if other.shape == model.shape and (other.quantisation is None or other.quantisation.method in allowed)
+        )
+        quantised = [q for q in allowed if q not in DTYPE_NAMES.values()]
+        fail(group, context, "E_QUANTISATION",
+             "{} is stored in {}, and {} {} on {} computes in {}".format(
+                 model.name, method, row.engine, row.version, device.name, ", ".join(allowed) or "none"),
+             " or ".join(["model: {}".format(name) for name in others])
+             or "weights converted to {}".format(" or ".join(quantised) or group.request.dtype or model.dtype),
+             "engine_request.model", method)  # fmt: skip
+        return
+    context.findings.decide("R_QUANTISATION", "engine.quantisation", method,
+                            "the weights are stored in it and {} computes in it".format(device.name),
+                            group=group.name)  # fmt: skip

@@ -50,10 +50,10 @@ def more_hosts(question: Question, most: int = MOST_HOSTS) -> Optional[int]:
     return None
 
 
-def more_devices(question: Question) -> Optional[int]:
+def more_devices(question: Question, most: int) -> Optional[int]:
     """Return the smallest number of devices per host, beyond those there, that fits one host, or None."""
     for count in (2, 4, 8, 16):
-        if count > question.per_host and choose(question._replace(per_host=count, hosts=(1,))):
+        if question.per_host < count <= most and choose(question._replace(per_host=count, hosts=(1,))):
             return count
     return None
 
@@ -66,8 +66,11 @@ def larger_device(question: Question, sizes: Sequence[int]) -> Optional[int]:
     return None
 
 
-def proposals(question: Question, alternatives: Sequence[Alternative] = ()) -> List[Proposal]:
-    """Return the changes that would make `question` fit, the smallest intervention first. Each was tried."""
+def proposals(question: Question, alternatives: Sequence[Alternative] = (), devices: int = 8) -> List[Proposal]:
+    """Return the changes that would make `question` fit, the smallest intervention first, each tried.
+
+    `devices`: how many a host of this kind can have.
+    """
     found = []
     sequences = fewer_sequences(question)
     if sequences is not None:
@@ -83,9 +86,9 @@ def proposals(question: Question, alternatives: Sequence[Alternative] = ()) -> L
                 else Proposal("a model quantised to {}".format(alternative.name), {})
             )
             break
-    devices = more_devices(question)
-    if devices is not None:
-        found.append(Proposal("hosts with {} such devices each".format(devices), {}))
+    count = more_devices(question, devices)
+    if count is not None:
+        found.append(Proposal("hosts with {} such devices each".format(count), {}))
     hosts = more_hosts(question)
     if hosts is not None:
         found.append(Proposal("nodes: {} (that many such hosts per replica)".format(hosts), {"nodes": hosts}))

@@ -120,7 +120,7 @@ def _dense(question: Question, hosts: int) -> Iterator[Layout]:
         for roomy in (True, False):
             for tensor in fitting:
                 layout = Layout(tensor, pipeline, 1, 1, hosts)
-                if roomy and not _is_roomy(question, layout):
+                if roomy and not is_roomy(question, layout):
                     continue
                 copies = per_host // (tensor * local) if hosts == 1 else 1
                 for data in _copies(question, copies):
@@ -138,7 +138,8 @@ def _copies(question: Question, most: int) -> List[int]:
     return [most] if question.fill else [1]
 
 
-def _is_roomy(question: Question, layout: Layout) -> bool:
+def is_roomy(question: Question, layout: Layout) -> bool:
+    """Whether weights leave the rest of a device to KV cache and all else."""
     found = memory(question.shape, question.scheme, layout, question.load(1), question.overheads, question.device_bytes)
     return found.weights <= ROOMY * question.device_bytes
 

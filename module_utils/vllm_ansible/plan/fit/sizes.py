@@ -17,6 +17,12 @@ USABLE = {"ascend": 0.952, "cuda": 0.983}
 SAMPLER_COPIES = 10
 
 
+# Ascend: each communicator takes twice HCCL_BUFFSIZE, 200 MB by default (HCCL documentation); the ranks of a mixture of
+# experts are in four (world, tensor, data, experts).
+HCCL_BUFFER = 2 * 200 * 1024**2
+COMMUNICATORS = 4
+
+
 class Scheme(NamedTuple):
     """How weights are stored: bytes per weight of the quantised parts, scales included; all else in `dtype_bytes`.
 
@@ -94,6 +100,13 @@ class Memory(NamedTuple):
     def tokens(self) -> int:
         """Tokens the KV cache of one data-parallel rank holds."""
         return max(0, self.kv_cache) // self.token if self.token else 0
+
+
+def communication_bytes(backend: str, known: Optional[int]) -> int:
+    """Buffers of the collective library on one of several ranks: the row's figure, or the documented default."""
+    if known is not None:
+        return int(known)
+    return COMMUNICATORS * HCCL_BUFFER if backend == "ascend" else 0
 
 
 def _divided(count: int, parts: int) -> int:
