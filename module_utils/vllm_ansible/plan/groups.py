@@ -54,9 +54,8 @@ class Group:
         self.memory: Dict[str, int] = {}
         # Memory of each host (not of its devices) that the replica needs there, in bytes.
         self.host_bytes = 0
-        # Accelerators per host that this replica may use; None is all of them. `fill`: use every one of them.
+        # Accelerators per host that this replica may use; None is all of them.
         self.allotted: Optional[int] = None
-        self.fill = True
         self.devices: Dict[str, List[int]] = {}
         self.device = ""
         self.quantisation = ""

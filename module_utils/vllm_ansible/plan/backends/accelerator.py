@@ -44,14 +44,14 @@ class AcceleratorBackend(Backend):
 
     def apportion(self, host: Host, groups: List[Group], context: Context) -> None:
         """Divide the devices of a host among its engines: equal shares for replicas of one request, else to each the
-        fewest that carry it, and more to the largest while some are left."""
+        fewest that carry it, and what is left to the largest that generates."""
         silent = context._replace(findings=Findings())
         asked: Dict[str, Question] = {}
         for group in groups:
             prepared = self._prepare(Group(group.claim, [host], 0), silent, (1,))
             if prepared is None:
                 return  # planning it says what is wrong
-            asked[group.instance] = prepared[0]._replace(fill=bool(prepared[0].shape.experts))
+            asked[group.instance] = prepared[0]
         available = min(question.per_host for question in asked.values())
         counts = {name: _counts(question) for name, question in asked.items()}
         alike = len({id(group.claim) for group in groups}) == 1
@@ -69,20 +69,20 @@ class AcceleratorBackend(Backend):
             return
         left = available - sum(given.values())
         for group in sorted(groups, key=lambda g: (-given[g.instance], g.instance)):
-            for count in [] if alike else counts[group.instance]:
+            model = context.catalogue.models[group.request.model]
+            for count in [] if alike or model.task == "embed" else counts[group.instance]:
                 more = count - given[group.instance]
                 if 0 < more <= left:
                     given[group.instance] = count
                     left -= more
         for group in groups:
             group.allotted = given[group.instance]
-            group.fill = alike or asked[group.instance].fill
             context.findings.decide(
                 "R_DEVICES_SHARED", "devices.allotted", group.allotted,
                 "{} engines share the {} devices of {}, whole devices only: {}".format(
                     len(groups), available, host.name,
                     "equal shares for replicas of one request" if alike
-                    else "each the fewest that carry it, the largest more while some are left"),
+                    else "each the fewest that carry it, what is left to the largest that generates"),
                 host.name, group.name,
             )  # fmt: skip
 

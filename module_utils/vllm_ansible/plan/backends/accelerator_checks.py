@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, row, model and data type of an accelerator engine: what runs at all on these hosts."""
 
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import rows
@@ -10,6 +11,7 @@ from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.models import METHODS, Model
 
 # Field of the facts that speaks against a row -> code of the problem.
 ROW_CODES = {
@@ -261,7 +263,7 @@ def _decide_quantisation(group: Group, device: Device, context: Context) -> None
         others = sorted(
             other.name
             for other in context.catalogue.models.values()
-            if other.shape == model.shape and (other.quantisation is None or other.quantisation.method in allowed)
+            if same_weights(other, model) and (other.quantisation is None or other.quantisation.method in allowed)
         )
         quantised = [q for q in allowed if q not in DTYPE_NAMES.values()]
         fail(group, context, "E_QUANTISATION",
@@ -274,3 +276,12 @@ def _decide_quantisation(group: Group, device: Device, context: Context) -> None
     context.findings.decide("R_QUANTISATION", "engine.quantisation", method,
                             "the weights are stored in it and {} computes in it".format(device.name),
                             group=group.name)  # fmt: skip
+
+
+def same_weights(one: Model, other: Model) -> bool:
+    """Whether two entries are one model stored in different ways: their names differ in the format alone."""
+    return one.shape == other.shape and _plain(one.name) == _plain(other.name)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"-({}|int8|int4|bf16|fp16)\b".format("|".join(METHODS)), "", name.lower())

@@ -3,7 +3,7 @@
 
 from typing import List, Optional, Sequence, Tuple
 
-from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes
+from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.catalogue import Row
@@ -18,12 +18,7 @@ from ansible.module_utils.vllm_ansible.plan.fit.layouts import (
     is_roomy,
     tensor_sizes,
 )
-from ansible.module_utils.vllm_ansible.plan.fit.sizes import (
-    USABLE,
-    Overheads,
-    communication_bytes,
-    scheme_of,
-)
+from ansible.module_utils.vllm_ansible.plan.fit.sizes import USABLE, scheme_of, taken
 from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES, Quantisation
 
@@ -45,19 +40,6 @@ def utilisation(group: Group, row: Row) -> float:
     return share if 0.0 < share <= 1.0 else float(row.memory.get("utilisation", 0.9))
 
 
-def overheads(group: Group, row: Row) -> Overheads:
-    """What the engine takes beside the model; a figure the row does not have comes from `fit.sizes`."""
-    assert group.model is not None
-    block = row.mla_block_tokens if group.model.shape.mla else row.block_tokens
-    return Overheads(
-        utilisation=utilisation(group, row),
-        context=int(row.memory.get("context_bytes", 0)),
-        graph=int(row.memory.get("graph_bytes", 0)),
-        communication=communication_bytes(group.backend, row.memory.get("comm_bytes")),
-        block_tokens=block,
-    )
-
-
 def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Question:
     """Return what the layout of `group` is chosen by; every input of the choice is in it."""
     model, row, request = group.model, group.row, group.request
@@ -72,7 +54,12 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
     return Question(
         shape=shape,
         scheme=scheme_of(shape, model.quantisation, DTYPE_BYTES[group.dtype]),
-        overheads=overheads(group, row),
+        overheads=taken(
+            group.backend,
+            row.memory,
+            utilisation(group, row),
+            row.mla_block_tokens if shape.mla else row.block_tokens,
+        ),
         device_bytes=int(min(device_bytes(own) for own in found) * USABLE[group.backend]),
         per_host=min(len(own.healthy) for own in found) if group.allotted is None else group.allotted,
         hosts=tuple(hosts),
@@ -80,7 +67,6 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
         sequences=sequences,
         step_tokens=max(request.max_num_batched_tokens or row.defaults["max_num_batched_tokens"], sequences),
         pins=Pins(request.tensor_parallel_size, request.pipeline_parallel_size, request.data_parallel_size),
-        fill=group.fill,
         heads=mla_heads(row) if shape.mla else (),
     )
 
@@ -241,7 +227,7 @@ def _warn(group: Group, asked: Question, answer: Answer, context: Context) -> No
             group.head.name, "engine_request.tensor_parallel_size",
         )  # fmt: skip
     used = layout.world // layout.hosts
-    if group.fill and used < asked.per_host:
+    if used < asked.per_host:
         context.findings.warning(
             "W_DEVICES_IDLE",
             "{} uses {} of {} devices on {}: no layout of {} divides into more".format(
@@ -313,7 +299,7 @@ def alternatives(group: Group, device: Device, context: Context) -> List[advice.
     for name in sorted(context.catalogue.models):
         other = context.catalogue.models[name]
         stored = other.quantisation
-        if stored is None or other.shape != model.shape or stored == model.quantisation:
+        if stored is None or stored == model.quantisation or not same_weights(other, model):
             continue
         if stored.method in device.quantisations and stored.method in row.quantisations:
             found.append(advice.Alternative(name, scheme_of(other.shape, stored, dtype_bytes), True))

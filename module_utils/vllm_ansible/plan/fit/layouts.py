@@ -40,8 +40,8 @@ class Question(NamedTuple):
     """One model on one kind of device: everything a layout is judged by.
 
     lengths: context lengths that would do, best first. hosts: how many hosts a replica may take, best first.
-    per_host: devices of each. device_bytes: what a framework can use of the smallest. fill: use all devices rather than
-    the fewest. heads: heads per rank that latent attention should have; () for any.
+    per_host: devices of each. device_bytes: what a framework can use of the smallest. heads: heads per rank that latent
+    attention should have; () for any.
     """
 
     shape: Shape
@@ -54,7 +54,6 @@ class Question(NamedTuple):
     sequences: int
     step_tokens: int
     pins: Pins = Pins()
-    fill: bool = True
     heads: Tuple[int, ...] = ()
 
     def load(self, length: int) -> Load:
@@ -132,10 +131,10 @@ def _dense(question: Question, hosts: int) -> Iterator[Layout]:
 
 
 def _copies(question: Question, most: int) -> List[int]:
-    """Data-parallel sizes to try: all devices, or the fewest; a pinned one instead."""
+    """Data-parallel sizes to try: as many as there are devices for, or the pinned one."""
     if question.pins.data is not None:
         return [question.pins.data] if question.pins.data <= most else []
-    return [most] if question.fill else [1]
+    return [most]
 
 
 def is_roomy(question: Question, layout: Layout) -> bool:
@@ -146,8 +145,7 @@ def is_roomy(question: Question, layout: Layout) -> bool:
 
 def _mixture(question: Question, hosts: int) -> Iterator[Layout]:
     shape, per_host = question.shape, question.per_host
-    counts = range(per_host, 0, -1) if question.fill else range(1, per_host + 1)
-    for used in counts:
+    for used in range(per_host, 0, -1):
         sizes = [size for size in tensor_sizes(shape, used) if used % size == 0]
         for tensor in _preferred(question, sizes):
             ranks = used * hosts

@@ -4,7 +4,7 @@
 ``tools/fit_table.py`` sets these estimates beside what others published and states the error.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.models import LINEAR, Quantisation, Shape
 
@@ -17,10 +17,17 @@ USABLE = {"ascend": 0.952, "cuda": 0.983}
 SAMPLER_COPIES = 10
 
 
-# Ascend: each communicator takes twice HCCL_BUFFSIZE, 200 MB by default (HCCL documentation); the ranks of a mixture of
-# experts are in four (world, tensor, data, experts).
-HCCL_BUFFER = 2 * 200 * 1024**2
-COMMUNICATORS = 4
+# What an engine takes beside the model on one rank, where a row has no figure of its own.
+# ascend: context 0.22 GiB and graphs 0.79 GiB as printed (vllm-ascend#13439); each communicator twice HCCL_BUFFSIZE,
+# 200 MB by default (HCCL documentation). Two of them and the context make 1.0 GiB; 1.05 is printed (vllm-ascend#10122).
+# cuda: context 0.33 GiB on one device (vllm#14452; 0.30 in #15815), 2.57 GiB with NCCL on sixteen (vllm#13074); graphs
+# 2464 MiB (vllm#7553).
+GIB = 1024**3
+TAKEN = {
+    "ascend": {"context_bytes": int(0.22 * GIB), "graph_bytes": int(0.79 * GIB), "comm_bytes": 0},
+    "cuda": {"context_bytes": int(0.33 * GIB), "graph_bytes": 2464 * 1024**2, "comm_bytes": int((2.57 - 0.33) * GIB)},
+}
+COMMUNICATOR = {"ascend": 2 * 200 * 1024**2, "cuda": 0}
 
 
 class Scheme(NamedTuple):
@@ -74,13 +81,17 @@ class Load(NamedTuple):
 
 
 class Overheads(NamedTuple):
-    """What an engine takes beside the model, per rank. `utilisation` is the engine's own share of usable memory."""
+    """What an engine takes beside the model, per rank. `utilisation` is the engine's own share of usable memory.
+
+    `communication`: of a replica of several ranks; `communicator`: for each group of ranks that exchange data.
+    """
 
     utilisation: float
     context: int
     graph: int
     communication: int
     block_tokens: int = 16
+    communicator: int = 0
 
 
 class Memory(NamedTuple):
@@ -102,11 +113,17 @@ class Memory(NamedTuple):
         return max(0, self.kv_cache) // self.token if self.token else 0
 
 
-def communication_bytes(backend: str, known: Optional[int]) -> int:
-    """Buffers of the collective library on one of several ranks: the row's figure, or the documented default."""
-    if known is not None:
-        return int(known)
-    return COMMUNICATORS * HCCL_BUFFER if backend == "ascend" else 0
+def taken(backend: str, known: Mapping[str, Any], utilisation: float, block_tokens: int) -> Overheads:
+    """Return the overheads of a row: its own figures in `known`, else the published ones."""
+    figures = {key: int(known.get(key, usual)) for key, usual in TAKEN[backend].items()}
+    return Overheads(
+        utilisation=utilisation,
+        context=figures["context_bytes"],
+        graph=figures["graph_bytes"],
+        communication=figures["comm_bytes"],
+        block_tokens=block_tokens,
+        communicator=0 if "comm_bytes" in known else COMMUNICATOR[backend],
+    )
 
 
 def _divided(count: int, parts: int) -> int:
@@ -216,7 +233,10 @@ def memory(
     token = kv_token_bytes(shape, layout, kv_dtype_bytes or scheme.dtype_bytes)
     weights = weight_bytes(shape, scheme, layout)
     activation = activation_bytes(shape, layout, load, scheme.dtype_bytes)
-    communication = overheads.communication if layout.world > 1 else 0
+    communication = 0
+    if layout.world > 1:
+        groups = 1 + sum(size > 1 for size in (layout.tensor, layout.pipeline, layout.data, layout.expert))
+        communication = overheads.communication + overheads.communicator * groups
     fixed = weights + activation + overheads.context + communication
     room = min(int(device_bytes * overheads.utilisation), device_bytes - overheads.graph) - fixed
     block = token * overheads.block_tokens
