@@ -10,7 +10,7 @@ class Tuning(NamedTuple):
     """Settings of one kind of host.
 
     It is meant for hosts with one of `families` (device families, ``cpu`` for none) and `architectures`; of several
-    that fit, the one with the highest `priority` counts. `advice` is what only a person can set, such as firmware options.
+    that fit, the one with the highest `priority` counts. `advice` is what only a person can set, firmware options say.
     """
 
     name: str
