@@ -4,6 +4,7 @@
 Only what is stable may decide. Free disk space and listening ports are volatile: they raise problems, never choose.
 """
 
+import functools
 import ipaddress
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
@@ -55,6 +56,16 @@ class Accelerator(NamedTuple):
         return not self.ill
 
 
+class Port(NamedTuple):
+    """The RoCE port of one NPU as hccn_tool sees it; texts are empty where it did not say."""
+
+    device: int
+    address: str
+    link: str
+    health: str
+    tls: Optional[bool]
+
+
 class Hardware(NamedTuple):
     """One machine. `cpus` are those online and allowed to the probe; sizes in bytes."""
 
@@ -79,6 +90,8 @@ class Hardware(NamedTuple):
     warnings: Tuple[Tuple[str, str], ...]
     interface: str = ""
     drivers: Tuple[Tuple[str, str], ...] = ()
+    ports: Tuple[Port, ...] = ()
+    fabric_manager: Optional[Tuple[str, bool]] = None
 
 
 def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]:
@@ -132,10 +145,21 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
         warnings=tuple((w.text("code"), w.text("message")) for w in facts.readers("warnings")),
         interface=interface,
         drivers=_drivers(facts),
+        ports=tuple(
+            Port(p.integer("index"), p.text("address"), p.text("link"), p.text("health"), p.raw.get("tls"))
+            for p in facts.readers("hccn")
+        ),
+        fabric_manager=_fabric_manager(facts),
     )
     if not cpus and not bad:
         complain("vllm_hardware.cpu.allowed", cpu.raw.get("allowed"), "a list with at least one online CPU")
     return None if bad else hardware
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Tuple[int, ...]:
+    """A CPU list; the hosts of a fleet repeat the same few."""
+    return tuple(parse_cpulist(text))
 
 
 def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...]:
@@ -143,7 +167,7 @@ def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...
     if not text:
         return ()
     try:
-        return tuple(parse_cpulist(text))
+        return _parsed(text)
     except ValueError:
         reader.complain(reader.field(key), text, "a CPU list such as 0-3,8")
         return ()
@@ -212,6 +236,15 @@ def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:
             if own.text(part):
                 found.append((kind + "." + part, own.text(part)))
     return tuple(found)
+
+
+def _fabric_manager(facts: Reader) -> Optional[Tuple[str, bool]]:
+    """Version of the fabric manager and whether it runs, None where there is none."""
+    nvidia = facts.mapping("software").mapping("nvidia")
+    if nvidia.raw.get("fabric_manager") is None:
+        return None
+    manager = nvidia.mapping("fabric_manager")
+    return manager.text("version"), manager.flag("active")
 
 
 def _accelerators(facts: Reader) -> Tuple[Accelerator, ...]:

@@ -178,7 +178,7 @@ def _place(on_host: Dict[str, List[Group]], hosts: Dict[str, Host], context: Con
     for name, planned in on_host.items():
         host, present = hosts[name], [g for g in planned if not g.failed]
         _check_together(host, present, context.findings)
-        assign_ports(host, present, context.findings)
+        assign_ports(host, [g for g in present if g.head is host], context.findings)
         bindings: Dict[str, Binding] = {}
         for backend in sorted({g.backend for g in present}):
             own = [g for g in present if g.backend == backend]

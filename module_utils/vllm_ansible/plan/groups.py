@@ -69,6 +69,8 @@ class Group:
         self.member_flags: Dict[str, Dict[str, Any]] = {}
         self.member_environment: Dict[str, Dict[str, str]] = {}
         self.reserved_ports: Dict[str, List[int]] = {}
+        # Which of the engines on its head this is; internal ports follow from it.
+        self.position = 0
 
     @property
     def head(self) -> Host:

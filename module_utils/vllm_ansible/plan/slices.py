@@ -88,7 +88,7 @@ def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
         "devices": device_files(group, host),
         "memory_max_bytes": group.memory["limit_bytes"],
         "model_size_bytes": group.model.size_bytes,
-        "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks,
+        "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks or None,
         "stall_after_seconds": group.row.service["stall_after_seconds"],
         "max_step_seconds": group.row.service["max_step_seconds"],
         "allowed_networks": networks or [n for n in [host.hardware.network] if n],

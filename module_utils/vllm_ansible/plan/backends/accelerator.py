@@ -7,7 +7,7 @@ from ansible.module_utils.vllm_ansible.cpulist import format_cpulist
 from ansible.module_utils.vllm_ansible.plan.backends import accelerator_checks as checks
 from ansible.module_utils.vllm_ansible.plan.backends import accelerator_fit as fit
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found
-from ansible.module_utils.vllm_ansible.plan.backends.accelerator_settings import decide_members, decide_settings
+from ansible.module_utils.vllm_ansible.plan.backends.accelerator_settings import decide_member, decide_settings
 from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, fail
 from ansible.module_utils.vllm_ansible.plan.backends.cpu_sizes import machine_budget
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
@@ -92,7 +92,7 @@ class AcceleratorBackend(Backend):
             return
         asked, found = prepared
         for host, own in zip(group.hosts, found):
-            checks.check_device_memory(host, own, context)
+            checks.warn_of_state(group, host, own, context)
         answer = choose(asked)
         if answer is None:
             fit.refuse(group, asked, found, context)
@@ -194,7 +194,8 @@ class AcceleratorBackend(Backend):
         for position, group in enumerate(groups):
             group.memory["limit_bytes"] = group.host_bytes + (budget - total) // len(groups)
             if group.head is host:
-                decide_members(group, context, position)
+                group.position = position
+            decide_member(group, host, context)
 
 
 def _number(devices: List[checks.Accelerator], index: int) -> int:

@@ -223,19 +223,32 @@ def _computes(device: Device, dtype: str) -> bool:
     return not device.dtypes or dtype in device.dtypes or DTYPE_NAMES.get(dtype, dtype) in device.dtypes
 
 
-def check_device_memory(host: Host, found: Found, context: Context) -> None:
-    """Warn about devices whose memory something else holds. Volatile: it never decides."""
-    assert host.hardware is not None
+def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> None:
+    """Warn about what moves by itself and would stop the engine: it never decides."""
+    hardware, say = host.hardware, context.findings.warning
+    assert hardware is not None
     busy = [d for d in found.healthy if _used(d) * 10 > (d.memory_bytes or found.device.memory_bytes)]
     if busy and not host.applied:
-        context.findings.warning(
-            "W_DEVICE_BUSY",
+        say("W_DEVICE_BUSY",
             "{} device(s) of {} have memory in use before any engine of ours runs, up to {}".format(
-                len(busy), host.name, gib(max(_used(d) for d in busy))
-            ),
-            host.name,
-            "vllm_hardware.accelerators",
-        )
+                len(busy), host.name, gib(max(_used(d) for d in busy))),
+            host.name, "vllm_hardware.accelerators")  # fmt: skip
+    manager = hardware.fabric_manager
+    driver = driver_of(hardware, "gpu")
+    if found.device.backend == "cuda" and manager is not None and (not manager[1] or manager[0] != driver):
+        say("W_FABRIC_MANAGER",
+            "The fabric manager of {} is {}{} and its driver {}: CUDA starts only when they are equal and it "
+            "runs".format(host.name, manager[0], "" if manager[1] else ", not running,", driver),
+            host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
+    if len(group.hosts) > 1 and found.device.backend == "ascend":
+        bad = [p for p in hardware.ports if not p.address or p.link != "UP" or p.health not in ("Success", "")]
+        if bad or not hardware.ports:
+            say("W_NPU_NETWORK",
+                "The NPUs of {} cannot be seen to reach other hosts: {}".format(
+                    host.name, "; ".join("NPU {} has address {}, link {}, health {}".format(
+                        p.device, p.address or "none", p.link or "unknown", p.health or "unknown") for p in bad)
+                    or "nothing is known of their RoCE ports"),
+                host.name, "vllm_hardware.hccn")  # fmt: skip
 
 
 def _used(device: Accelerator) -> int:

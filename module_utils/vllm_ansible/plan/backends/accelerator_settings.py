@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags and environment of an accelerator engine, the same on all hosts of a replica or one host's own."""
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_fit import utilisation
@@ -56,33 +56,29 @@ def decide_settings(group: Group, kind: str, context: Context) -> None:
             flags["compilation-config"] = {"cudagraph_mode": "PIECEWISE"}
 
 
-def decide_members(group: Group, context: Context, position: int) -> None:
-    """What differs by host: visible devices, own address, and how the hosts of a replica find each other.
-
-    `position`: which of the head's instances this is, so that several do not share internal ports.
-    """
-    internal = FIRST_INTERNAL + 10 * position
-    hccl = HCCL_FIRST + HCCL_PORTS * position
-    for rank, host in enumerate(group.hosts):
-        flags: Dict[str, Any] = {}
-        environment = _own_environment(group, host)
-        ports = []
-        if group.backend == "ascend" and group.world > 1:
-            environment["HCCL_IF_BASE_PORT"] = str(hccl)
-            ports += list(range(hccl, hccl + HCCL_PORTS))
-        if len(group.hosts) > 1:
-            flags, used = _join(group, rank, internal)
-            ports += used if rank == 0 else []
-        group.member_flags[host.name] = flags
-        group.member_environment[host.name] = environment
-        group.reserved_ports[host.name] = ports
+def decide_member(group: Group, host: Host, context: Context) -> None:
+    """What is `host`'s own: its visible devices, its address, and how it finds the other hosts of the replica."""
+    environment = _own_environment(group, host)
+    ports: List[int] = []
+    if group.backend == "ascend" and group.world > 1:
+        first = HCCL_FIRST + HCCL_PORTS * group.position
+        environment["HCCL_IF_BASE_PORT"] = str(first)
+        ports += range(first, first + HCCL_PORTS)
+    flags: Dict[str, Any] = {}
     if len(group.hosts) > 1:
-        context.findings.decide(
-            "R_PORT_INTERNAL", "group.internal_port", internal,
-            "the hosts of the replica meet at {} on this port; each instance of a host has its own".format(
-                group.head.address),
-            group=group.name,
-        )  # fmt: skip
+        internal = FIRST_INTERNAL + 10 * group.position
+        flags = _join(group, group.hosts.index(host), internal)
+        if group.head is host:
+            ports.append(internal)
+            context.findings.decide(
+                "R_PORT_INTERNAL", "group.internal_port", internal,
+                "the hosts of the replica meet at {} on this port; each engine of that host has its own".format(
+                    host.address),
+                group=group.name,
+            )  # fmt: skip
+    group.member_flags[host.name] = flags
+    group.member_environment[host.name] = environment
+    group.reserved_ports[host.name] = ports
 
 
 def _own_environment(group: Group, host: Host) -> Dict[str, str]:
@@ -106,19 +102,15 @@ def _own_environment(group: Group, host: Host) -> Dict[str, str]:
     return environment
 
 
-def _join(group: Group, rank: int, port: int) -> Any:
-    """Flags by which host number `rank` joins the replica, and the ports the head listens on for it."""
-    head, layout = group.head.address, group.layout
+def _join(group: Group, rank: int, port: int) -> Dict[str, Any]:
+    """Flags by which host number `rank` joins the replica at `port` of its head."""
+    head, copies = group.head.address, group.layout["data_parallel"]
     flags: Dict[str, Any] = {"headless": True} if rank else {}
-    if layout["data_parallel"] > 1:
-        local = layout["data_parallel"] // len(group.hosts)
-        flags.update({
-            "data-parallel-size-local": local,
-            "data-parallel-address": head,
-            "data-parallel-rpc-port": port,
-        })  # fmt: skip
+    if copies > 1:
+        local = copies // len(group.hosts)
+        flags.update({"data-parallel-size-local": local, "data-parallel-address": head, "data-parallel-rpc-port": port})
         if rank:
             flags["data-parallel-start-rank"] = rank * local
     else:
         flags.update({"nnodes": len(group.hosts), "node-rank": rank, "master-addr": head, "master-port": port})
-    return flags, [port]
+    return flags
