@@ -145,13 +145,19 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
         "engine_request.version asks for it" if pinned else because,
         group=group.name,
     )
-    for caution in choice.cautions:
-        context.findings.warning("W_ROW_UNVERIFIED", "Row {}: {}".format(row.name, caution), field="catalogue.rows")
+    if choice.cautions:
+        context.findings.warning(
+            "W_ROW_UNVERIFIED",
+            "Not verified of row {}: {}".format(row.name, "; ".join(choice.cautions)),
+            field="catalogue.rows." + row.name,
+        )
 
 
 def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context) -> None:
-    available = rows.candidates(context.catalogue, group.backend, group.request.version)
-    if not available:
+    reasons: Dict[str, List[Any]] = {}
+    for entry in rejected:
+        reasons.setdefault(entry.row, []).append(entry)
+    if not reasons:
         finals = rows.candidates(context.catalogue, group.backend, None)
         names = sorted({row.plugin_version or row.version for row in finals})
         if group.request.version and finals:
@@ -161,20 +167,17 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
                  group.request.version)  # fmt: skip
         else:
             fail(group, context, "E_NO_ENGINE",
-                 "No engine for backend {}: the catalogue has no row for it".format(group.backend),
+                 "No engine for the {} of {}: the catalogue has no row for it".format(group.device, host.name),
                  "hosts without accelerators in {}, or backend: cpu for those with a fitting CPU".format(group.pool),
                  "engine_request.backend", group.backend)  # fmt: skip
         return
-    reasons: Dict[str, List[Any]] = {}
-    for entry in rejected:
-        reasons.setdefault(entry.row, []).append(entry)
-    nearest = min(available, key=lambda row: len(reasons.get(row.name, [])))
-    for entry in reasons.get(nearest.name, []):
-        others = sorted({e.row for e in rejected if e.field == entry.field and e.row != nearest.name})
+    order = [row.name for row in rows.candidates(context.catalogue, group.backend, group.request.version)]
+    nearest = min(reasons, key=lambda name: (len(reasons[name]), order.index(name)))
+    for entry in reasons[nearest]:
+        others = ["{}: {}".format(e.row, e.reason) for e in rejected if e.field == entry.field and e.row != nearest]
         fail(group, context, ROW_CODES.get(entry.field, "E_ROW"),
-             "{}: row {} {}{}".format(
-                 host.name, nearest.name, entry.reason,
-                 "; nor does {} fit".format(" or ".join(others)) if others else ""),
+             "{} does not fit row {}: {}{}".format(
+                 host.name, nearest, entry.reason, "; nor the others, {}".format(", ".join(others)) if others else ""),
              entry.set_to, entry.field, entry.seen, host)  # fmt: skip
 
 
