@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout, lengths and device memory of an accelerator engine: how it is divided, and how much it carries."""
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
@@ -260,7 +260,9 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
     needed = best.load.length * memory.token
     room = int(memory.capacity * asked.overheads.utilisation)
     device = found[0].device
-    found_changes = advice.proposals(asked, alternatives(group, device, context), _most(device))
+    found_changes = advice.proposals(
+        asked, alternatives(group, device, context), _most(device), _other_devices(group, device, context)
+    )
     repaired = _repaired(asked, found)
     if repaired:
         found_changes.insert(0, advice.Proposal(repaired, {}))
@@ -282,6 +284,21 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
 def _most(device: Device) -> int:
     """Devices a host of this kind can have: 16 dies in an A3, 8 boards elsewhere."""
     return 16 if device.family == "a3" else 8
+
+
+def _other_devices(group: Group, device: Device, context: Context) -> Dict[str, int]:
+    """Devices of the same backend that the row runs on and that compute in the model's format: name -> usable bytes."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    return {
+        other.name: int(other.memory_bytes * USABLE[group.backend])
+        for other in context.catalogue.devices.all
+        if other.backend == device.backend
+        and other.supported
+        and other.family in row.families
+        and (model.quantisation is None or model.quantisation.method in other.quantisations)
+        and (not other.dtypes or group.dtype in other.dtypes)
+    }
 
 
 def _repaired(asked: Question, found: Sequence[Found]) -> Optional[str]:
