@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's nvidia-smi, asked for a table with a header (its ordinary screen is not stable between branches)."""
 
-import csv
 import re
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
@@ -40,9 +39,9 @@ def parse_query(text):
         more, None otherwise.
     """
     header, gpus = None, []
-    # A line is a row: a quote never spans lines here, and csv refuses a NUL.
-    for line in (text or "").replace("\0", "").splitlines():
-        row = next(csv.reader([line.replace('"', "")], skipinitialspace=True), [])
+    # No value of these holds a comma, and nvidia-smi never quotes.
+    for line in (text or "").splitlines():
+        row = [cell.strip() for cell in line.split(",")]
         names = [re.sub(r"\s*\[.*\]\Z", "", name) for name in row]
         if "pci.bus_id" in names:
             header = names
