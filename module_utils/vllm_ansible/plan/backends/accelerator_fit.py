@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout, lengths and device memory of an accelerator engine: how it is divided, and how much it carries."""
 
-from typing import Dict, List, Optional, Sequence, Tuple
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
@@ -31,8 +32,7 @@ SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a1
 
 def utilisation(group: Group, row: Row) -> float:
     """Share of the usable memory the engine may take: the row's, or what extra_args says."""
-    extra = group.request.extra_args
-    asked = extra.get("gpu-memory-utilization", extra.get("gpu_memory_utilization"))
+    asked = _extra(group, "gpu-memory-utilization")
     try:
         share = float(asked) if asked is not None and not isinstance(asked, bool) else 0.0
     except (TypeError, ValueError):
@@ -70,7 +70,26 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
         step_tokens=max(request.max_num_batched_tokens or row.defaults["max_num_batched_tokens"], sequences),
         pins=Pins(request.tensor_parallel_size, request.pipeline_parallel_size, request.data_parallel_size),
         heads=mla_heads(row) if shape.mla else (),
+        drafts=shape.mtp_layers if _speculates(group) else 0,
+        cache_bytes=1 if str(_extra(group, "kv-cache-dtype")).startswith("fp8") else 0,
     )
+
+
+def _extra(group: Group, flag: str) -> Any:
+    """What extra_args says of a flag that changes memory, None when it says nothing."""
+    given = {key.lstrip("-").replace("_", "-"): value for key, value in group.request.extra_args.items()}
+    return given.get(flag)
+
+
+def _speculates(group: Group) -> bool:
+    """Whether extra_args loads the layers of the checkpoint that are made for speculation."""
+    asked = _extra(group, "speculative-config")
+    if isinstance(asked, str):
+        try:
+            asked = json.loads(asked)
+        except ValueError:
+            return False
+    return isinstance(asked, dict) and "mtp" in str(asked.get("method"))
 
 
 def mla_heads(row: Row) -> Tuple[int, ...]:

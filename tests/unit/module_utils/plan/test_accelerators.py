@@ -120,6 +120,22 @@ def test_what_a_no_proposes_is_a_yes_when_it_is_planned(machine, count, request_
     assert tried
 
 
+def test_extra_arguments_that_change_memory_are_counted():
+    def memory(**extra: Any) -> dict[str, int]:
+        request = {"model": "deepseek-r1-w8a8", "extra_args": {key.replace("_", "-"): v for key, v in extra.items()}}
+        planned = plan(several("atlas-800i-a3", 1, request))
+        assert planned["ok"], planned["problems"]
+        return planned["groups"][0]["memory"]
+
+    usual = memory()
+    drafting = memory(speculative_config={"method": "mtp", "num_speculative_tokens": 3})
+    assert drafting["weights_bytes"] > usual["weights_bytes"] + GIB // 2
+    assert memory(speculative_config='{"method": "mtp", "num_speculative_tokens": 1}') == drafting
+    assert memory(speculative_config={"method": "ngram", "num_speculative_tokens": 1}) == usual
+    assert memory(kv_cache_dtype="fp8")["kv_cache_tokens"] == pytest.approx(2 * usual["kv_cache_tokens"], rel=0.01)
+    assert memory(gpu_memory_utilization=0.85)["total_bytes"] < usual["total_bytes"] - 4 * GIB
+
+
 def test_the_hosts_of_a_replica_know_each_other():
     planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}))
     first, second = (instances(planned, name)[0] for name in ("host1", "host2"))
