@@ -170,6 +170,13 @@ def test_two_replicas_of_one_host_have_their_own_devices_cpus_and_ports():
     assert set(one["devices"][:-3]) == {f"/dev/davinci{n}" for n in visible[0]}
 
 
+def test_an_engine_that_fits_no_share_is_refused_by_what_the_whole_host_has():
+    requests_ = [{"model": "qwen3-235b-a22b"}, {"model": "qwen3-8b"}]
+    problems = plan(several("a100-4", 1, requests_))["problems"]
+    assert [problem["code"] for problem in problems] == ["E_DEVICE_MEMORY"]
+    assert "does not fit 4 device(s)" in problems[0]["message"]
+
+
 def test_a_pool_of_two_kinds_makes_replicas_of_each():
     request = {"model": "deepseek-r1-w8a8"}
     hosts = {"a2-1": host("atlas-800t-a2", 1, request), "a3-1": host("atlas-800i-a3", 2, request)}
