@@ -4,7 +4,7 @@
 import re
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
-from ansible.module_utils.vllm_ansible.hardware.values import integer, known
+from ansible.module_utils.vllm_ansible.hardware.values import count, known
 
 FIELDS = (
     "index",
@@ -89,7 +89,7 @@ def _gpu(address, values):
     total, used = (_bytes(values.get(name)) for name in ("memory.total", "memory.used"))
     mode = known(values.get("mig.mode.current"))
     return {
-        "index": _count(values.get("index")),
+        "index": count(values.get("index")),
         "name": _usable(values.get("name")),
         "uuid": _usable(values.get("uuid")),
         "pci": address,
@@ -97,7 +97,7 @@ def _gpu(address, values):
         "used_bytes": used,
         "driver": _usable(values.get("driver_version")),
         "mig": {"Enabled": True, "Disabled": False}.get(mode),
-        "ecc_uncorrected": _count(values.get("ecc.errors.uncorrected.volatile.total")),
+        "ecc_uncorrected": count(values.get("ecc.errors.uncorrected.volatile.total")),
         "lost": lost.strip("[] ") if lost else None,
     }
 
@@ -106,11 +106,6 @@ def _usable(text):
     return None if _LOST.search(text or "") else known(text)
 
 
-def _count(text):
-    number = integer(text)
-    return number if number is not None and number >= 0 else None
-
-
 def _bytes(text):
-    mebibytes = _count(text)
+    mebibytes = count(text)
     return None if mebibytes is None else mebibytes * 1048576
