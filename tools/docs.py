@@ -8,6 +8,7 @@ tools/docs.py --check   write nothing; exit 1 and name each file that is not up 
 roles/*/meta/argument_specs.yml  ->  the variables block of roles/*/README.md, docs/reference/roles.md
 library/*.py, callback_plugins/  ->  docs/reference/modules/<name>.md and its README.md
 module_utils/vllm_ansible/plan/codes.py  ->  docs/reference/plan-errors.md
+tests/fixtures/fit/published.yml, through tools/fit_table.py  ->  docs/reference/fit.md
 """
 
 import argparse
@@ -227,6 +228,9 @@ def generate(root: Path) -> tuple[dict[Path, str], list[DocsError]]:
     codes = root / "module_utils" / "vllm_ansible" / "plan" / "codes.py"
     if codes.is_file():
         wanted[reference / "plan-errors.md"] = partial(plan_codes_page, codes)
+    table = root / "tools" / "fit_table.py"
+    if table.is_file():
+        wanted[reference / "fit.md"] = lambda: GENERATED + runpy.run_path(str(table))["page"]()
     for source, kind in sources:
         wanted[reference / "modules" / f"{source.stem}.md"] = partial(plugin_page, source, kind)
     files, errors = {}, []

@@ -30,11 +30,18 @@ def assemble(
         "builds": [],
         "models": [],
         "groups": [_describe(group) for group in groups],
+        "installable": True,
+        "not_installable": [],
         "hosts": {},
         "decisions": findings.sorted_decisions(),
         "problems": findings.problems,
         "warnings": findings.warnings,
     }
+    for group in groups:
+        because = _not_installable(group)
+        if because:
+            plan["not_installable"].append({"group": group.name, "because": because})
+    plan["installable"] = not plan["not_installable"]
     if not ok:
         return plan
     models = {g.model.name: g.model.slice() for g in groups if g.model is not None}
@@ -64,6 +71,23 @@ def assemble(
     return plan
 
 
+def _not_installable(group: Group) -> str:
+    """Why this version of the project plans the group and cannot install it; empty when it can."""
+    reasons = []
+    if group.row is not None and group.row.status != "installable":
+        reasons.append(
+            "row {} is known and planned, and no role of this version installs {} {} on {}".format(
+                group.row.name, group.row.engine, group.row.version, group.backend
+            )
+        )
+    if group.model is not None and not group.model.fetchable:
+        reasons.append(
+            "the catalogue knows {} by its configuration only: a path or url in engine_models says where its weights "
+            "are".format(group.model.name)
+        )
+    return "; ".join(reasons)
+
+
 def _describe(group: Group) -> Dict[str, Any]:
     return {
         "name": group.name,
@@ -76,6 +100,10 @@ def _describe(group: Group) -> Dict[str, Any]:
         "layout": dict(group.layout),
         "max_model_len": group.max_model_len,
         "dtype": group.dtype or None,
+        "quantisation": group.quantisation or None,
+        "device": group.device or None,
+        "devices": {name: group.devices[name] for name in sorted(group.devices)},
+        "max_num_seqs": group.max_num_seqs,
         "memory": dict(group.memory),
         "endpoint": {"address": group.head.address, "port": group.port},
     }

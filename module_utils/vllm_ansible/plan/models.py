@@ -152,7 +152,7 @@ class Quantisation(NamedTuple):
             return self.bits + 32 / (self.block[0] * self.block[-1])
         if self.group_size:
             return self.bits + (16 + self.bits) / self.group_size
-        return self.bits + 64 / hidden
+        return self.bits + 64 / max(1, hidden)
 
 
 class Model(NamedTuple):
