@@ -31,7 +31,7 @@ def exclusive(path, waiting=None, wait_seconds=None):
     while stream is None:
         if time.monotonic() >= until:
             raise BusyError(path)
-        time.sleep(0.5)
+        time.sleep(0.1)
         stream = _try(path)
     with stream:
         try:

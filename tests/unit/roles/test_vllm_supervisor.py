@@ -216,7 +216,8 @@ class Service:
         self.messages = []
         self.notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notifications.bind(str(root / "notify"))
-        threading.Thread(target=self.listen, daemon=True).start()
+        self.listener = threading.Thread(target=self.listen, daemon=True)
+        self.listener.start()
         # The polling time is a constant of the service; the test is in a hurry.
         code = (
             "import importlib.machinery as m, sys; s = m.SourceFileLoader('s', sys.argv[1]).load_module();"
@@ -277,6 +278,9 @@ class Service:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.communicate(timeout=15)
+        # an empty message ends the listener, which must not read from a closed socket
+        self.notifications.sendto(b"", self.notifications.getsockname())
+        self.listener.join(timeout=15)
         self.notifications.close()
 
 
