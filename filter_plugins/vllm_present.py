@@ -5,9 +5,18 @@ Presentation only; filters cannot import the project's module_utils, so nothing 
 columns, so that Chinese text lines up.
 """
 
+import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+try:
+    from ansible.utils.unsafe_proxy import wrap_var
+except ImportError:  # ansible-core 2.23 and later: what a filter makes is never taken for a template
+
+    def wrap_var(v: Any) -> Any:
+        return v
+
 
 GIB = 1024**3
 BAR = 20
@@ -70,8 +79,19 @@ def layout_text(layout: Mapping[str, int]) -> str:
     return " ".join(f"{short}{layout[key]}" for key, short in names.items() if layout.get(key, 1) > 1) or "1 worker"
 
 
-def vllm_plan_table(plan: Mapping[str, Any]) -> str:
+def load(part: str | Mapping[str, Any]) -> Any:
+    """Return a part of the plan that may come as JSON text (`as_text` of vllm_plan)."""
+    return json.loads(part) if isinstance(part, str) else part
+
+
+def vllm_host_plan(text: str | Mapping[str, Any]) -> Any:
+    """Return one host's part of the plan: its digest, build and slices. Its values are never taken for templates."""
+    return wrap_var(load(text))
+
+
+def vllm_plan_table(plan: str | Mapping[str, Any]) -> str:
     """Return the plan as text: one line per engine group, what is built, warnings, the digest to approve."""
+    plan = load(plan)
     rows = []
     for group in plan["groups"]:
         hosts = ", ".join(member["host"] for member in group["members"])
@@ -111,8 +131,9 @@ def vllm_problem_table(problems: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def vllm_explain_table(plan: Mapping[str, Any], host: str) -> str:
+def vllm_explain_table(plan: str | Mapping[str, Any], host: str) -> str:
     """Return every decision about `host` and its engine groups with the rule and the reason."""
+    plan = load(plan)
     groups = {g["name"] for g in plan["groups"] if host in [m["host"] for m in g["members"]]}
     own = [
         d
@@ -156,6 +177,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         return {
+            "vllm_host_plan": vllm_host_plan,
             "vllm_plan_table": vllm_plan_table,
             "vllm_problem_table": vllm_problem_table,
             "vllm_explain_table": vllm_explain_table,

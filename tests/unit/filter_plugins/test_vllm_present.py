@@ -4,6 +4,13 @@
 import json
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+try:
+    from ansible.template import trust_as_template as TRUSTED
+except ImportError:
+    TRUSTED = None
 
 from filter_plugins import vllm_present
 from tools import golden
@@ -83,6 +90,22 @@ def test_results_show_answers_and_stages():
     text = vllm_present.vllm_result_table(results, {"build": 61.239})
     assert "cpu01  m      http://a:1  四加四等于八。 四加四等于八。 四加四等于八…  12.3" in text
     assert text.splitlines()[-1] == "build  61.2"
-    assert set(vllm_present.FilterModule().filters()) == {
-        name for name in dir(vllm_present) if name.startswith("vllm_") and name.endswith("_table")
-    }
+
+
+def test_every_filter_is_offered():
+    assert set(vllm_present.FilterModule().filters()) == {n for n in dir(vllm_present) if n.startswith("vllm_")}
+
+
+def test_a_value_of_the_plan_is_never_a_template():
+    """extra_args may hold a chat template; ansible-core 2.16 evaluates what is not marked."""
+    own = {"slices": {"engine_service": {"instances": [{"flags": {"chat-template": "{{ 6 * 7 }}"}}]}}}
+    variables = {"text": vllm_present.wrap_var(" " + json.dumps(own))}  # marked, as what a module returns is
+    templar = Templar(loader=DataLoader(), variables=variables)
+    templar.environment.filters["vllm_host_plan"] = vllm_present.vllm_host_plan
+    expression = "{{ (text | vllm_host_plan).slices.engine_service.instances[0] }}"
+    if TRUSTED is not None:
+        expression = TRUSTED(expression)
+    assert templar.template(expression) == {"flags": {"chat-template": "{{ 6 * 7 }}"}}
+    templar.available_variables = {"instance": templar.template(expression)}
+    again = "{{ instance.flags['chat-template'] }}"
+    assert templar.template(TRUSTED(again) if TRUSTED is not None else again) == "{{ 6 * 7 }}"

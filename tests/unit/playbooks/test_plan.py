@@ -102,7 +102,7 @@ def record(site: Path, folder: Path, *digests: str) -> Path:
     plays: list[dict[str, Any]] = []
     for value in digests:
         variables = {
-            "deployment_plan": {"hosts": {"cpu01": {"digest": value, "build": None, "slices": {}}}},
+            "deployment_plan": {"hosts": {"cpu01": " " + json.dumps({"digest": value, "build": None, "slices": {}})}},
             "deployment_plan_path": str(folder / "plan.json"),
             "ansible_python_interpreter": sys.executable,
         }
