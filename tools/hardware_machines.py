@@ -5,9 +5,9 @@ A machine is a directory::
 
     machine.json   {"provenance": "recorded" | "reconstructed", "sources": […], "system": {…}, "usage": {path: {…}},
                     "real_paths": {path: path}, "existing": [path, …], "links": {path: target},
-                    "hardware": {…} (reconstructed machines only)}
-    root/…         the files the probes read (recorded machines)
-    commands/*.txt "$ argv", "rc N", then what the tool printed; after a line "--- stderr" its errors
+                    "read_bytes_per_s": {device: number}, "hardware": {…} (reconstructed machines only)}
+    root/…         files the probes read: all of a recorded machine, the vendors' own of a reconstructed one
+    commands/*.txt per command "$ argv", "rc N", then what the tool printed; after a line "--- stderr" its errors
     facts.json     what the probes make of it, generated: python tools/hardware_machines.py
 
 A recorded machine comes from tools/record_hardware.py. A reconstructed one was never seen: its ``hardware`` is taken
@@ -16,6 +16,7 @@ from the named sources and written out here as the files a kernel would show.
 
 import json
 import posixpath
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,12 @@ class ReplayHost:
     def system(self) -> dict[str, Any]:
         return self.machine["system"]
 
-    def run(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+    def measure_read(self, device: str, limit_bytes: int, limit_seconds: float) -> int | None:
+        return self.machine.get("read_bytes_per_s", {}).get(device)
+
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, timeout_seconds: float = 60
+    ) -> Any:
         return self.commands.get(" ".join(arguments))
 
 
@@ -83,20 +89,26 @@ def load_machine(directory: Path) -> ReplayHost:
     files: dict[str, str] = {}
     links: dict[str, str] = machine.get("links", {})
     if "hardware" in machine:
-        files, links = reconstruct(machine["hardware"])
+        files, written = reconstruct(machine["hardware"])
+        links = {**written, **links}
     root = directory / "root"
     for path in sorted(root.rglob("*")):
         if path.is_file():
             files["/" + path.relative_to(root).as_posix()] = path.read_text()
-    commands = dict(parse_capture(path.read_text()) for path in sorted((directory / "commands").glob("*.txt")))
+    commands: dict[str, tuple[int, str, str]] = {}
+    for path in sorted((directory / "commands").glob("*.txt")):
+        commands.update(parse_captures(path.read_text()))
     return ReplayHost(machine, files, links, commands)
 
 
-def parse_capture(text: str) -> tuple[str, tuple[int, str, str]]:
-    """Return (command line, (rc, stdout, stderr)) of a file in commands/."""
-    command, code, rest = text.split("\n", 2)
-    output, _, error = rest.partition("--- stderr\n")
-    return command.removeprefix("$ "), (int(code.removeprefix("rc ")), output, error)
+def parse_captures(text: str) -> dict[str, tuple[int, str, str]]:
+    """Return command line -> (rc, stdout, stderr) of a file in commands/."""
+    commands = {}
+    for capture in re.split(r"^(?=\$ .+\nrc \d+$)", text, flags=re.MULTILINE)[1:]:
+        command, code, rest = capture.split("\n", 2)
+        output, _, error = rest.partition("--- stderr\n")
+        commands[command.removeprefix("$ ")] = (int(code.removeprefix("rc ")), output, error)
+    return commands
 
 
 def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -153,9 +165,18 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     for function in hardware["pci"]:
         directory = f"/sys/bus/pci/devices/{function['address']}"
         vendor, device = function["id"].upper().split(":")
+        sub_vendor, sub_device = function.get("subsystem", "0000:0000").upper().split(":")
         base, sub = function["class"][:2].upper(), function["class"][2:4].upper()
-        files[f"{directory}/modalias"] = f"pci:v0000{vendor}d0000{device}sv00000000sd00000000bc{base}sc{sub}i00\n"
+        files[f"{directory}/modalias"] = (
+            f"pci:v0000{vendor}d0000{device}sv0000{sub_vendor}sd0000{sub_device}bc{base}sc{sub}i00\n"
+        )
         files[f"{directory}/numa_node"] = f"{function['numa_node']}\n"
+        near = [node["cpus"] for node in nodes if function["numa_node"] in (node["id"], -1)]
+        files[f"{directory}/local_cpulist"] = ",".join(near) + "\n"
+        if "link" in function:
+            for name, (speed, width) in zip(("current", "max"), function["link"], strict=True):
+                files[f"{directory}/{name}_link_speed"] = f"{speed} GT/s PCIe\n"
+                files[f"{directory}/{name}_link_width"] = f"{width}\n"
     routes = ["Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"]
     for nic in hardware["nics"]:
         directory = f"/sys/class/net/{nic['name']}"
@@ -170,6 +191,16 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20001 1 0 100 0\n"
     )
+    for device in hardware.get("rdma", ()):
+        links[f"/sys/class/infiniband/{device['name']}"] = (
+            f"../../devices/pci0000:00/{device['pci']}/infiniband/{device['name']}"
+        )
+        directory = f"/sys/class/infiniband/{device['name']}/ports/1"
+        for name in ("state", "phys_state", "rate", "link_layer"):
+            files[f"{directory}/{name}"] = device[name] + "\n"
+        for gid in device["gids"]:
+            for place, name in (("gids", "gid"), ("gid_attrs/types", "type"), ("gid_attrs/ndevs", "netdev")):
+                files[f"{directory}/{place}/{gid['index']}"] = gid[name] + "\n"
     links["/proc/1001/fd/3"] = "socket:[20001]"
     files["/proc/1001/comm"] = "sshd\n"
     files["/proc/1001/cgroup"] = "1:name=systemd:/system.slice/sshd.service\n"

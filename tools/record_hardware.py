@@ -7,10 +7,10 @@ other package)::
 
     python3 tools/record_hardware.py OUTPUT_DIRECTORY --source "where this machine is and who recorded it"
 
-MAC addresses, the host's names, GPU UUIDs and established connections never reach the output. IP addresses do
-(root/proc/net/route has them in hexadecimal): replace them, and anything else that must not leave the site, by
-``--redact OLD=NEW``; then read the result before passing it on. Afterwards run ``python tools/hardware_machines.py``
-in the repository to write its facts.json.
+MAC addresses, the host's names, UUIDs and serial numbers of devices, and established connections never reach the
+output. IP addresses do (root/proc/net/route and the GIDs of RDMA ports have them in hexadecimal): replace them, and
+anything else that must not leave the site, by ``--redact OLD=NEW``; then read the result before passing it on.
+Afterwards run ``python tools/hardware_machines.py`` in the repository to write its facts.json.
 """
 
 import argparse
@@ -26,6 +26,9 @@ PATHS = ("/opt/vllm", "/var/cache/vllm", "/var/lib/vllm")
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
 _EUI64 = re.compile(r"\b[0-9a-f]{1,4}:[0-9a-f]{0,2}ff:fe[0-9a-f]{2}:[0-9a-f]{1,4}\b")
 _UUID = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+# A link-local GID holds the port's own number.
+_GID = re.compile(r"\bfe80(?::[0-9a-f]{4}){7}\b")
+_SERIAL = re.compile(r"^(\s*(?:Serial Number|[VN]Die ID)\s*: ).*$", re.MULTILINE)
 _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
 
 
@@ -35,7 +38,7 @@ class Recorder:
     def __init__(self, host):
         self._host = host
         self.files, self.links, self.commands = {}, {}, {}
-        self.usages, self.real_paths, self.existing = {}, {}, set()
+        self.usages, self.real_paths, self.existing, self.read_speeds = {}, {}, set(), {}
 
     def read(self, path):
         text = self._host.read(path)
@@ -73,8 +76,14 @@ class Recorder:
     def system(self):
         return self._host.system()
 
-    def run(self, arguments, environment=None):
-        answer = self._host.run(arguments, environment)
+    def measure_read(self, device, limit_bytes, limit_seconds):
+        speed = self._host.measure_read(device, limit_bytes, limit_seconds)
+        if speed is not None:
+            self.read_speeds[device] = speed
+        return speed
+
+    def run(self, arguments, environment=None, timeout_seconds=60):
+        answer = self._host.run(arguments, environment, timeout_seconds)
         if answer is not None:
             self.commands[" ".join(arguments)] = answer
         return answer
@@ -91,6 +100,8 @@ class Redactor:
     def __call__(self, text):
         for old, new in self._replacements:
             text = text.replace(old, new)
+        text = _GID.sub("fe80:0000:0000:0000:0000:00ff:fe00:0001", text)
+        text = _SERIAL.sub(r"\1redacted", text)
         text = _MAC.sub(self._mac, text)
         text = _EUI64.sub("0:ff:fe00:1", text)
         text = _UUID.sub(self._uuid, text)
@@ -142,19 +153,22 @@ def write_machine(directory, recorder, redact, sources, storage):
         path: link for path, link in recorder.links.items() if link in sockets or not re.match(r"/proc/\d+/fd/", path)
     }
     os.makedirs(directory + "/commands", exist_ok=True)
+    captures = {}  # type: dict
     for command, (code, output, error) in sorted(recorder.commands.items()):
-        name = re.sub(r"[^a-z0-9]+", "-", command.lower()).strip("-")[:60]
-        if error and output and not output.endswith("\n"):
+        if output and not output.endswith("\n"):
             output += "\n"
-        text = f"$ {command}\nrc {code}\n{output}" + (f"--- stderr\n{error}" if error else "")
-        with open(f"{directory}/commands/{name}.txt", "w", encoding="utf-8") as stream:
-            stream.write(redact(text))
+        text = f"$ {command}\nrc {code}\n{output}" + (f"--- stderr\n{error.rstrip()}\n" if error else "")
+        captures.setdefault(os.path.basename(command.split(" ")[0]), []).append(text)
+    for tool, texts in captures.items():
+        with open(f"{directory}/commands/{tool}.txt", "w", encoding="utf-8") as stream:
+            stream.write(redact("".join(texts)))
     machine = {
         "provenance": "recorded",
         "system": recorder.system(),
         "usage": recorder.usages,
         "real_paths": recorder.real_paths,
         "existing": sorted(recorder.existing),
+        "read_bytes_per_s": recorder.read_speeds,
         "links": links,
     }
     with open(directory + "/machine.json", "w", encoding="utf-8") as stream:

@@ -6,15 +6,22 @@ Everything that describes hardware or a running unit reads through a :class:`Hos
 """
 
 import contextlib
+import mmap
 import os
 import sys
 import tempfile
+import threading
+import time
+from typing import Any, List, Optional, Tuple
 
 # Where vendor tools live although a non-interactive ssh session or sudo does not search there.
 TOOL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 # A tool that talks to a hung driver never returns; facts must.
 COMMAND_TIMEOUT_SECONDS = 60
+
+# After its time limit a tool gets 5 s to end itself and is killed then. What is still there waits for a driver.
+GRACE_SECONDS = 10
 
 
 class Host:
@@ -88,14 +95,42 @@ class Host:
             "euid": os.geteuid(),
         }
 
-    def run(self, arguments, environment=None):
+    def measure_read(self, device, limit_bytes, limit_seconds):
+        """Return the bytes per second that one reader gets from a block device, or None when it cannot be measured.
+
+        Reads past the page cache (O_DIRECT), 8 MiB at a time, at eight places spread over the device, until a limit.
+        """
+
+        def measure():
+            descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            with open(descriptor, "rb", buffering=0) as stream, mmap.mmap(-1, 8 << 20) as block:
+                size, done, start = stream.seek(0, os.SEEK_END), 0, time.monotonic()
+                for place in range(8):
+                    stream.seek(size * place // 8 >> 23 << 23)
+                    wanted = limit_bytes * (place + 1) // 8
+                    while done < wanted and time.monotonic() - start < limit_seconds:
+                        count = stream.readinto(block)
+                        if not count:
+                            break
+                        done += count
+                seconds = time.monotonic() - start
+            return int(done / seconds) if done and seconds > 0 else None
+
+        try:
+            return _within(limit_seconds + GRACE_SECONDS, measure)
+        except (OSError, ValueError):
+            return None
+
+    def run(self, arguments, environment=None, timeout_seconds=COMMAND_TIMEOUT_SECONDS):
         """Run a tool in the C locale with a time limit.
 
         Args:
             arguments: argv; the tool is searched in PATH and in the places vendors install to.
             environment: further environment variables.
+            timeout_seconds: when to end it.
         Returns:
-            (rc, stdout, stderr), or None when the tool is not installed. rc 124 or 137: the time limit ended it.
+            (rc, stdout, stderr), or None when the tool is not installed. rc 124 or 137: the time limit ended it, or
+            it could not even be ended (a process that waits for a hung driver) and was left behind.
         """
         tool = self._find_tool(arguments[0])
         if tool is None or self._run_command is None:
@@ -103,9 +138,10 @@ class Host:
         argv = [tool] + list(arguments[1:])
         limiter = self._find_tool("timeout")
         if limiter is not None:
-            argv = [limiter, "-k", "5", str(COMMAND_TIMEOUT_SECONDS)] + argv
+            argv = [limiter, "-k", "5", str(int(timeout_seconds) or 1)] + argv
         variables = dict(environment or {}, LC_ALL="C", LANG="C")
-        return tuple(self._run_command(argv, environ_update=variables)[:3])
+        answer = _within(timeout_seconds + GRACE_SECONDS, lambda: self._run_command(argv, environ_update=variables)[:3])
+        return (124, "", "") if answer is None else tuple(answer)
 
     def write_atomically(self, path, text, mode=0o644):
         """Replace a file by rename, so that a reader or a crash never sees half of it; creates its directory."""
@@ -137,3 +173,24 @@ class Host:
             if directory and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
                 return candidate
         return None
+
+
+def _within(seconds, function):
+    """Return what a function returns, or None when it takes longer: it is left behind then, in a thread of its own."""
+    outcome: List[Tuple[Any, Optional[BaseException]]] = []
+
+    def work():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
+            outcome.append((None, error))
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if not outcome:
+        return None
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result

@@ -7,23 +7,27 @@ One file per source. Each has pure ``parseâ€¦(text)`` functions, and a ``gatherâ
 
 from ansible.module_utils.vllm_ansible.hardware import (
     accelerators,
+    bounded,
     cpu,
     listeners,
     memory,
     network,
     operating_system,
+    rdma,
+    software,
     storage,
 )
 
 SCHEMA = 1
 
 
-def gather_hardware(host, paths=()):
+def gather_hardware(host, paths=(), measure_disks=False):
     """Return the hardware facts of a host.
 
     Args:
         host: the machine to describe.
         paths: paths whose file system matters; each need not exist yet.
+        measure_disks: read from each disk for a moment to learn its speed.
     Returns:
         The facts (schema 1), JSON-ready and in a fixed order. Never raises for a file or tool that is missing.
     """
@@ -34,21 +38,25 @@ def gather_hardware(host, paths=()):
         if entry not in warnings:
             warnings.append(entry)
 
+    host = bounded.BoundedHost(host, warn)
     system = host.system()
+    nodes = memory.gather_nodes(host, warn)
     nics, default_address = network.gather_network(host, warn)
     facts = {
         "schema": SCHEMA,
         "architecture": system["machine"],
         "os": operating_system.gather_os(host, warn),
         "cpu": cpu.gather_cpu(host, warn),
-        "numa": {"nodes": memory.gather_nodes(host, warn)},
+        "numa": {"nodes": nodes},
         "memory": memory.gather_memory(host, warn),
-        "disks": storage.gather_disks(host),
+        "disks": storage.gather_disks(host, measure_disks, warn),
         "paths": storage.gather_paths(host, paths, warn),
         "nics": nics,
         "default_address": default_address,
         "listeners": listeners.gather_listeners(host, warn),
-        "accelerators": accelerators.gather_accelerators(host, warn),
+        "rdma": rdma.gather_rdma(host),
+        **accelerators.gather_accelerators(host, nodes, warn),
+        "software": software.gather_software(host),
     }
     facts["warnings"] = sorted(warnings, key=lambda entry: (entry["code"], entry["message"]))
     return facts

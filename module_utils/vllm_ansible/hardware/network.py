@@ -114,6 +114,7 @@ def gather_network(host, warn):
                 "numa_node": pci.numa_node(host, function),
                 "addresses": sorted(addresses.get(name, [])),
                 "pci": function,
+                "link": pci.link(host, function),
             }
         )
     return nics, _default_address(host, addresses, warn)

@@ -5,10 +5,12 @@ import re
 from typing import Dict, Optional
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
-from ansible.module_utils.vllm_ansible.hardware.values import integer
+from ansible.module_utils.vllm_ansible.hardware.values import integer, known, named_values
 
 # What every npu-smi says when it cannot talk to the driver, also to an ordinary user of a healthy machine.
 NO_DRIVER = "dcmi module initialize failed"
+
+_MIB = 1048576
 
 
 def parse_info(text):
@@ -16,39 +18,33 @@ def parse_info(text):
 
     Returns:
         {"version": "25.0.rc1.1" or None, "chips": [{"npu", "name", "health", "chip", "phy_id", "pci",
-        "memory_bytes"}]}, one entry per chip. ``memory_bytes`` is the size of the memory that models live in: HBM,
-        or DDR on products without HBM; None when not printed. Lines that are none of this are passed over.
+        "memory_bytes", "used_bytes"}]}, one entry per chip, each chip once. The memory is the one that models live
+        in: HBM, or DDR on products without HBM; None when not printed. Lines that are none of this are passed over.
     """
     version = re.search(r"npu-smi\s+(\S+)\s+Version:", text or "")
-    chips, headers, device = [], {}, None
+    chips, seen, device = [], set(), None
+    npu_header, chip_header = None, None
     for line in (text or "").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not line.startswith("|") or len(cells) != 3:
+        cells = [cell.strip() for cell in line.strip()[1:].rstrip("|").split("|")]
+        if not line.startswith("|") or len(cells) < 3:
             continue
-        kind = cells[0].split(None, 1)[0] if cells[0] else ""
-        if kind in ("NPU", "Chip"):
-            headers[kind] = [re.split(r"\s{2,}", cell) for cell in cells]
-            continue
-        values = [re.sub(r"\s*/\s*", "/", cell).split() for cell in cells]
-        if device is None:
-            device = _row(headers.get("NPU"), values)
-            if integer(device.get("NPU")) is None or "Name" not in device:
-                device = None
-            continue
-        row = _row(headers.get("Chip"), values)
-        if integer(row.get("Chip")) is not None and "Bus-Id" in row:
-            chips.append(
-                {
-                    "npu": integer(device["NPU"]),
-                    "name": device["Name"],
-                    "health": device.get("Health"),
-                    "chip": integer(row["Chip"]),
-                    "phy_id": integer(row.get("Phy-ID", row.get("Device"))),
-                    "pci": normalise_address(row["Bus-Id"]),
-                    "memory_bytes": _total(row.get("HBM-Usage(MB)")) or _total(row.get("Memory-Usage(MB)")),
-                }
-            )
-        device = None
+        if "Process id" in cells:
+            npu_header, chip_header, device = None, None, None
+        elif "Health" in cells:
+            npu_header, chip_header, device = _titles(cells), None, None
+        elif "Bus-Id" in cells:
+            chip_header = _titles(cells)
+        elif npu_header and chip_header and len(cells) == len(npu_header) == len(chip_header):
+            chip = _row(chip_header, cells)
+            address = normalise_address(chip.get("Bus-Id"))
+            if address is None and chip.get("Bus-Id") != "NA":
+                device = _row(npu_header, cells)
+                continue
+            entry = _chip(device, chip, address)
+            device = None
+            if entry is not None and (entry["npu"], entry["chip"]) not in seen:
+                seen.add((entry["npu"], entry["chip"]))
+                chips.append(entry)
     return {"version": version.group(1) if version else None, "chips": chips}
 
 
@@ -56,8 +52,8 @@ def parse_mapping(text):
     """Parse ``npu-smi info -m``.
 
     Returns:
-        [{"npu", "chip", "logic_id", "name"}] without the management controllers (``Mcu``). ``logic_id`` is the number
-        that ASCEND_RT_VISIBLE_DEVICES uses.
+        [{"npu", "chip", "logic_id", "phy_id", "name"}] without the management controllers (``Mcu``). ``logic_id`` is
+        the number that ASCEND_RT_VISIBLE_DEVICES uses; ``phy_id`` the N of /dev/davinciN, None where not printed.
     """
     header, chips = [], []
     for line in (text or "").splitlines():
@@ -66,11 +62,12 @@ def parse_mapping(text):
             header = fields
         elif header and len(fields) == len(header):
             row = dict(zip(header, fields))
-            logic = integer(row.get("Chip Logic ID", row.get("Chip Phy-ID")))
             npu, chip = integer(row["NPU ID"]), integer(row.get("Chip ID"))
             if row.get("Chip Name", "Mcu") != "Mcu" and npu is not None and chip is not None:
+                physical = integer(row.get("Chip Phy-ID"))
+                logic = integer(row["Chip Logic ID"]) if "Chip Logic ID" in row else physical
                 name = re.sub(r"^Ascend\s+", "", row["Chip Name"])
-                chips.append({"npu": npu, "chip": chip, "logic_id": logic, "name": name})
+                chips.append({"npu": npu, "chip": chip, "logic_id": logic, "phy_id": physical, "name": name})
     return chips
 
 
@@ -93,21 +90,97 @@ def parse_list(text):
     return {"total": total, "npus": npus}
 
 
+def parse_board(text):
+    """Parse ``npu-smi info -t board -i N``: {"firmware", "compatibility", "pci"}, each None where not printed."""
+    values = named_values(text)
+    return {
+        "firmware": known(values.get("Firmware Version")),
+        "compatibility": known(values.get("Compatibility")),
+        "pci": normalise_address(values.get("PCIe Bus Info")),
+    }
+
+
+def parse_health(text):
+    """Parse ``npu-smi info -t health -i N -c C``: {"status", "code", "information"}, each None where not printed."""
+    values = named_values(text)
+    return {
+        "status": known(values.get("Health Status", values.get("Health"))),
+        "code": known(values.get("Error Code")),
+        "information": known(values.get("Error Information")),
+    }
+
+
+def parse_usages(text):
+    """Parse ``npu-smi info -t usages -i N``: {chip: {"memory_bytes", "used_bytes"}}, the HBM or, without it, the DDR.
+
+    The block of a chip ends with its ``Chip ID``; a tool for boards of one chip prints none.
+    """
+    chips, block = {}, []
+    for line in (text or "").splitlines() + ["Chip ID : 0"]:
+        block.append(line)
+        name, _, value = line.partition(":")
+        number = integer(value.strip())
+        if name.strip() != "Chip ID" or number is None:
+            continue
+        values, block = named_values("\n".join(block)), []
+        for kind in ("HBM", "DDR"):
+            mebibytes = integer(values.get(f"{kind} Capacity(MB)"))
+            percent = integer(values.get(f"{kind} Usage Rate(%)"))
+            if mebibytes and mebibytes > 0 and number not in chips:
+                total = mebibytes * _MIB
+                used = total * percent // 100 if percent is not None and 0 <= percent <= 100 else None
+                chips[number] = {"memory_bytes": total, "used_bytes": used}
+    return chips
+
+
 def parse_version_info(text):
-    """Return the version in ``/usr/local/Ascend/driver/version.info``, or None."""
+    """Return the version in a ``version.info`` of the driver or the firmware, or None."""
     match = re.search(r"^Version=(\S+)", text or "", re.MULTILINE)
     return match.group(1) if match else None
 
 
-def _row(header, values):
-    """Match the words of a row to the names of its header, cell by cell."""
+def _titles(cells):
+    return [re.split(r"\s{2,}", cell) for cell in cells]
+
+
+def _row(header, cells):
+    """Match the words of a row to the names of its header, cell by cell; a cell with too few words is unreadable."""
     row: Dict[str, str] = {}
-    for names, words in zip(header or [], values):
-        row.update(zip(names, words))
+    for names, cell in zip(header, cells):
+        words = re.sub(r"\s*/\s*", "/", cell).split()
+        if len(words) >= len(names):
+            words[len(names) - 1 :] = [" ".join(words[len(names) - 1 :])]
+            row.update(zip(names, words))
     return row
 
 
-def _total(usage):
-    """Return the bytes after the slash of ``2654/32768`` (MiB), or None for none or zero."""
-    total = integer((usage or "").partition("/")[2])
-    return total * 1048576 if total and total > 0 else None
+def _chip(device, row, address):
+    """Return the entry of a chip from its two rows, or None when they are no such rows."""
+    if device is None:
+        return None
+    # The 950 has one chip per NPU and no column for it.
+    npu, chip = integer(device.get("NPU", device.get("NPU ID"))), integer(row.get("Chip", "0"))
+    if npu is None or npu < 0 or chip is None or chip < 0 or not device.get("Name"):
+        return None
+    used, total = _usage(row.get("HBM-Usage(MB)"))
+    if total is None:
+        used, total = _usage(row.get("Memory-Usage(MB)"))
+    return {
+        "npu": npu,
+        "name": device["Name"],
+        "health": device.get("Health"),
+        "chip": chip,
+        "phy_id": integer(row.get("Phy-ID", row.get("Device"))),
+        "pci": address,
+        "memory_bytes": total,
+        "used_bytes": used,
+    }
+
+
+def _usage(usage):
+    """Return (used, total) bytes of ``2654/32768`` (MiB); (None, None) for no memory or no such text."""
+    used, _, total = (usage or "").partition("/")
+    used, total = integer(used), integer(total)
+    if not total or total < 0:
+        return None, None
+    return used * _MIB if used is not None and used >= 0 else None, total * _MIB

@@ -3,22 +3,27 @@
 
 import re
 
-from ansible.module_utils.vllm_ansible.hardware.values import integer
+from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, read_cpulist
+from ansible.module_utils.vllm_ansible.hardware.values import decimal, integer
 
 SYSFS = "/sys/bus/pci/devices"
 _FUNCTION = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _MODALIAS = re.compile(
-    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv[0-9A-F]{8}sd[0-9A-F]{8}bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
+    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
+    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
 )
 
 
 def parse_modalias(text):
-    """Return {"vendor", "device", "class"} as lower-case hex ("19e5", "d802", "1200"), or None."""
+    """Return {"vendor", "device", "class", "subsystem"} in lower-case hex, or None.
+
+    For example "19e5", "d802", "1200", "0200:0100".
+    """
     match = _MODALIAS.match(text or "")
     if match is None:
         return None
-    vendor, device, base, sub = (part.lower() for part in match.groups()[:4])
-    return {"vendor": vendor, "device": device, "class": base + sub}
+    vendor, device, sub_vendor, sub_device, base, sub = (part.lower() for part in match.groups()[:6])
+    return {"vendor": vendor, "device": device, "class": base + sub, "subsystem": f"{sub_vendor}:{sub_device}"}
 
 
 def normalise_address(text):
@@ -34,7 +39,7 @@ def normalise_address(text):
 
 
 def gather_functions(host):
-    """Return {address: {"vendor", "device", "class"}} of every PCI function."""
+    """Return {address: {"vendor", "device", "class", "subsystem"}} of every PCI function."""
     functions = {}
     for address in host.list_directory(SYSFS):
         function = parse_modalias(host.read(f"{SYSFS}/{address}/modalias"))
@@ -55,3 +60,24 @@ def numa_node(host, address):
         return None
     node = integer(host.read(f"{SYSFS}/{address}/numa_node"))
     return node if node is not None and node >= 0 else None
+
+
+def near_cpus(host, address):
+    """Return the CPUs near a PCI function as a list such as ``0-23``, or None."""
+    return format_cpulist(read_cpulist(host.read(f"{SYSFS}/{address}/local_cpulist")) or ()) or None
+
+
+def link(host, address):
+    """Return {"speed_gts", "width", "max_speed_gts", "max_width"} of a PCI function's link, or None without a link.
+
+    Giga-transfers per second and lanes. An idle GPU runs its link slower than it can.
+    """
+    if address is None:
+        return None
+    values = {}
+    for prefix, directory in (("", "current"), ("max_", "max")):
+        values[prefix + "speed_gts"] = decimal(host.read(f"{SYSFS}/{address}/{directory}_link_speed"))
+        width = integer(host.read(f"{SYSFS}/{address}/{directory}_link_width"))
+        # The kernel writes 255 lanes for "unknown".
+        values[prefix + "width"] = width if width is not None and 0 < width < 255 else None
+    return values if any(value is not None for value in values.values()) else None

@@ -3,6 +3,7 @@
 
 import posixpath
 import re
+import time
 
 # File systems that hold no operator's data. Anything else (ext4, xfs, zfs, nfs, lustre, fuse.*, …) may.
 _PSEUDO = [
@@ -55,8 +56,11 @@ def is_disk(mount):
     return mount["fstype"] not in _PSEUDO and not mount["mount"].startswith("/run/")
 
 
-def gather_disks(host):
-    """Return the ``disks`` facts: one entry per file system, at the mount point nearest to the root."""
+def gather_disks(host, measure, warn):
+    """Return the ``disks`` facts: one entry per file system, at the mount point nearest to the root.
+
+    ``read_bytes_per_s`` is None unless it was to be measured and could be.
+    """
     disks = {}
     for mount in sorted(parse_mountinfo(host.read("/proc/self/mountinfo")), key=lambda entry: len(entry["mount"])):
         if not is_disk(mount) or mount["number"] in disks:
@@ -64,8 +68,26 @@ def gather_disks(host):
         usage = host.usage(mount["mount"])
         if usage is not None:
             entry = {"mount": mount["mount"], "device": mount["device"], "fstype": mount["fstype"]}
-            disks[mount["number"]] = dict(entry, **usage)
+            disks[mount["number"]] = dict(entry, read_bytes_per_s=None, **usage)
+    if measure:
+        _measure(host, disks.values(), warn)
     return sorted(disks.values(), key=lambda entry: entry["mount"])
+
+
+def _measure(host, disks, warn):
+    """Fill in how fast each device is read. Bounded: 512 MiB or 2 s a device, 30 s together."""
+    end = time.monotonic() + 30
+    speeds = {}
+    for disk in disks:
+        device = disk["device"]
+        if device not in speeds:
+            late = time.monotonic() > end
+            speeds[device] = (
+                host.measure_read(device, 512 << 20, 2) if device.startswith("/dev/") and not late else None
+            )
+            if speeds[device] is None:
+                warn("W_DISK_SPEED", f"the read speed of {device} ({disk['mount']}) could not be measured")
+        disk["read_bytes_per_s"] = speeds[device]
 
 
 def gather_paths(host, paths, warn):

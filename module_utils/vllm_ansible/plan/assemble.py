@@ -30,11 +30,18 @@ def assemble(
         "builds": [],
         "models": [],
         "groups": [_describe(group) for group in groups],
+        "installable": True,
+        "not_installable": [],
         "hosts": {},
         "decisions": findings.sorted_decisions(),
         "problems": findings.problems,
         "warnings": findings.warnings,
     }
+    for group in groups:
+        because = _not_installable(group)
+        if because:
+            plan["not_installable"].append({"group": group.name, "because": because})
+    plan["installable"] = not plan["not_installable"]
     if not ok:
         return plan
     models = {g.model.name: g.model.slice() for g in groups if g.model is not None}
@@ -64,6 +71,15 @@ def assemble(
     return plan
 
 
+def _not_installable(group: Group) -> str:
+    """Why this version of the project plans the group and cannot install it; empty when it can."""
+    if group.row is None or group.row.status == "installable":
+        return ""
+    return "row {} is known and planned, and no role of this version installs {} {} on {}".format(
+        group.row.name, group.row.engine, group.row.version, group.backend
+    )
+
+
 def _describe(group: Group) -> Dict[str, Any]:
     return {
         "name": group.name,
@@ -76,6 +92,10 @@ def _describe(group: Group) -> Dict[str, Any]:
         "layout": dict(group.layout),
         "max_model_len": group.max_model_len,
         "dtype": group.dtype or None,
+        "quantisation": group.quantisation or None,
+        "device": group.device or None,
+        "devices": {name: group.devices[name] for name in sorted(group.devices)},
+        "max_num_seqs": group.max_num_seqs,
         "memory": dict(group.memory),
         "endpoint": {"address": group.head.address, "port": group.port},
     }

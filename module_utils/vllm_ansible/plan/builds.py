@@ -30,7 +30,7 @@ def plan_builds(
                 field="overrides",
             )
         builder = _builder(builders, hardware.architecture)
-        if builder is None:
+        if builder is None and row.status == "installable":
             left_out = sorted(h.name for h in hosts.values() if h.build and h.left_out)
             findings.problem(
                 "E_NO_BUILD_HOST",

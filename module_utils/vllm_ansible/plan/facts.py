@@ -4,6 +4,7 @@
 Only what is stable may decide. Free disk space and listening ports are volatile: they raise problems, never choose.
 """
 
+import functools
 import ipaddress
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
@@ -15,11 +16,12 @@ SCHEMA = 1
 
 
 class Node(NamedTuple):
-    """One NUMA node: its number, the usable CPUs on it and its memory in bytes."""
+    """One NUMA node: its number, the usable CPUs on it, its memory in bytes and (node, distance) to the others."""
 
     number: int
     cpus: Tuple[int, ...]
     memory_bytes: int
+    distances: Tuple[Tuple[int, int], ...] = ()
 
 
 class Listener(NamedTuple):
@@ -32,13 +34,36 @@ class Listener(NamedTuple):
 
 
 class Accelerator(NamedTuple):
-    """One NPU or GPU; memory in bytes, 0 when the probe could not see it."""
+    """One NPU or GPU (a die, where a board has several); memory in bytes, 0 when the probe could not see it.
+
+    `number` is what the runtime's visible-devices variable counts in, None when no tool said it. `cpus`: those the
+    topology tool calls near. `ill`: why it cannot be used, empty when healthy.
+    """
 
     kind: str
     model: str
     memory_bytes: int
     numa_node: Optional[int]
-    healthy: bool
+    number: Optional[int] = None
+    cpus: Tuple[int, ...] = ()
+    driver: str = ""
+    firmware: str = ""
+    ill: str = ""
+    raw: Any = None
+
+    @property
+    def healthy(self) -> bool:
+        return not self.ill
+
+
+class Port(NamedTuple):
+    """The RoCE port of one NPU as hccn_tool sees it; texts are empty where it did not say."""
+
+    device: int
+    address: str
+    link: str
+    health: str
+    tls: Optional[bool]
 
 
 class Hardware(NamedTuple):
@@ -46,6 +71,9 @@ class Hardware(NamedTuple):
 
     architecture: str
     os_name: str
+    os_id: str
+    os_version: str
+    os_label: str
     glibc: str
     cpu_model: str
     cpus: Tuple[int, ...]
@@ -60,6 +88,10 @@ class Hardware(NamedTuple):
     address: str
     network: str
     warnings: Tuple[Tuple[str, str], ...]
+    interface: str = ""
+    drivers: Tuple[Tuple[str, str], ...] = ()
+    ports: Tuple[Port, ...] = ()
+    fabric_manager: Optional[Tuple[str, bool]] = None
 
 
 def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]:
@@ -90,9 +122,13 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
     os_facts = facts.mapping("os", required=True)
     address = facts.text("default_address")
     free, mounts = _disks(facts)
+    interface, network = _network(facts, address)
     hardware = Hardware(
         architecture=facts.text("architecture", required=True),
         os_name="{} {}".format(os_facts.text("name") or os_facts.text("id"), os_facts.text("version_id")).strip(),
+        os_id=os_facts.text("id"),
+        os_version=os_facts.text("version_id"),
+        os_label=os_facts.text("version"),
         glibc=os_facts.text("glibc"),
         cpu_model=cpu.text("model"),
         cpus=cpus,
@@ -105,12 +141,25 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
         listeners=_listeners(facts),
         accelerators=_accelerators(facts),
         address=address,
-        network=_network(facts, address),
+        network=network,
         warnings=tuple((w.text("code"), w.text("message")) for w in facts.readers("warnings")),
+        interface=interface,
+        drivers=_drivers(facts),
+        ports=tuple(
+            Port(p.integer("index"), p.text("address"), p.text("link"), p.text("health"), p.raw.get("tls"))
+            for p in facts.readers("hccn")
+        ),
+        fabric_manager=_fabric_manager(facts),
     )
     if not cpus and not bad:
         complain("vllm_hardware.cpu.allowed", cpu.raw.get("allowed"), "a list with at least one online CPU")
     return None if bad else hardware
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Tuple[int, ...]:
+    """A CPU list; the hosts of a fleet repeat the same few."""
+    return tuple(parse_cpulist(text))
 
 
 def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...]:
@@ -118,7 +167,7 @@ def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...
     if not text:
         return ()
     try:
-        return tuple(parse_cpulist(text))
+        return _parsed(text)
     except ValueError:
         reader.complain(reader.field(key), text, "a CPU list such as 0-3,8")
         return ()
@@ -137,7 +186,7 @@ def _nodes(numa: Reader, cpus: Tuple[int, ...], memory_bytes: int) -> Tuple[Node
     for node in numa.readers("nodes"):
         own = tuple(c for c in _cpulist(node, "cpus") if c in usable)
         if own:
-            nodes.append(Node(node.integer("id"), own, node.integer("memory_bytes")))
+            nodes.append(Node(node.integer("id"), own, node.integer("memory_bytes"), _distances(node)))
             usable -= set(own)
     return tuple(sorted(nodes)) or (Node(0, cpus, memory_bytes),)
 
@@ -172,30 +221,75 @@ def _listeners(facts: Reader) -> Tuple[Listener, ...]:
     )
 
 
+def _distances(node: Reader) -> Tuple[Tuple[int, int], ...]:
+    raw = node.mapping("distances").raw
+    return tuple(sorted((int(k), v) for k, v in raw.items() if str(k).isdigit() and isinstance(v, int)))
+
+
+def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:
+    """Driver version per kind of accelerator, from the vendor's own files."""
+    software = facts.mapping("software")
+    found = []
+    for vendor, kind in (("ascend", "npu"), ("nvidia", "gpu")):
+        own = software.mapping(vendor)
+        for part in ("driver", "firmware"):
+            if own.text(part):
+                found.append((kind + "." + part, own.text(part)))
+    return tuple(found)
+
+
+def _fabric_manager(facts: Reader) -> Optional[Tuple[str, bool]]:
+    """Version of the fabric manager and whether it runs, None where there is none."""
+    nvidia = facts.mapping("software").mapping("nvidia")
+    if nvidia.raw.get("fabric_manager") is None:
+        return None
+    manager = nvidia.mapping("fabric_manager")
+    return manager.text("version"), manager.flag("active")
+
+
 def _accelerators(facts: Reader) -> Tuple[Accelerator, ...]:
     found = []
     for entry in facts.readers("accelerators"):
         node = entry.integer("numa_node", default=-1)
+        number = entry.integer("index", default=-1)
         health = entry.text("health", default="OK")
+        problems = entry.texts("problems")
+        ill = "; ".join(problems) if problems else ("" if health.upper() == "OK" else "health is " + health)
+        if not ill and entry.flag("mig"):
+            ill = "MIG is on: it is divided into instances, which the engine is not given"
         found.append(
             Accelerator(
-                entry.text("kind"),
-                entry.text("model"),
-                entry.integer("memory_bytes"),
-                node if node >= 0 else None,
-                health.upper() == "OK",
+                kind=entry.text("kind"),
+                model=entry.text("model"),
+                memory_bytes=entry.integer("memory_bytes"),
+                numa_node=node if node >= 0 else None,
+                number=number if number >= 0 else None,
+                cpus=_cpulist(entry, "cpus"),
+                driver=entry.text("driver"),
+                firmware=entry.text("firmware"),
+                ill=ill,
+                raw=entry.raw,
             )
         )
     return tuple(found)
 
 
-def _network(facts: Reader, address: str) -> str:
-    """Return the network of the interface that carries the host's own address, e.g. ``198.18.77.0/24``."""
+def driver_of(hardware: Hardware, kind: str, part: str = "driver") -> str:
+    """Return the version of the driver (or firmware) of one kind of accelerator, empty when none is installed."""
+    for key, version in hardware.drivers:
+        if key == "{}.{}".format(kind, part):
+            return version
+    versions = [getattr(device, part) for device in hardware.accelerators if device.kind == kind]
+    return next((version for version in versions if version), "")
+
+
+def _network(facts: Reader, address: str) -> Tuple[str, str]:
+    """Return the interface that carries the host's own address and its network, e.g. ``198.18.77.0/24``."""
     for nic in facts.readers("nics"):
         for text in nic.texts("addresses"):
             if address and text.partition("/")[0] == address:
                 try:
-                    return str(ipaddress.ip_interface(text).network)
+                    return nic.text("name"), str(ipaddress.ip_interface(text).network)
                 except ValueError:
                     nic.complain(nic.field("addresses"), text, "addresses such as 10.0.0.1/24")
-    return ""
+    return "", ""

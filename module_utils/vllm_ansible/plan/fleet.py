@@ -5,12 +5,13 @@ from typing import Any, Dict, List, NamedTuple
 
 from ansible.module_utils.vllm_ansible.plan.assemble import assemble
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator import AcceleratorBackend
+from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import kind_of
 from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context
 from ansible.module_utils.vllm_ansible.plan.backends.cpu import CpuBackend
 from ansible.module_utils.vllm_ansible.plan.builds import plan_builds
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
-from ansible.module_utils.vllm_ansible.plan.groups import Group, Host, form_groups
+from ansible.module_utils.vllm_ansible.plan.groups import Group, Host, Sizing, form_groups
 from ansible.module_utils.vllm_ansible.plan.intake import (
     load_catalogue,
     read_facts,
@@ -19,7 +20,7 @@ from ansible.module_utils.vllm_ansible.plan.intake import (
     read_pools,
 )
 from ansible.module_utils.vllm_ansible.plan.ports import assign_ports
-from ansible.module_utils.vllm_ansible.plan.requests import nearest
+from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest
 from ansible.module_utils.vllm_ansible.plan.settings import apply_extras
 from ansible.module_utils.vllm_ansible.plan.storage import check_space
 
@@ -76,15 +77,19 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
     claims = read_pools(hosts, inputs.hosts, findings)
     read_facts(hosts, inputs.hosts, claims, findings)
     catalogue = load_catalogue(inputs.catalogue, inputs.models, findings)
-    groups = form_groups(claims, hosts, findings)
+    flags = inputs.flags if isinstance(inputs.flags, dict) else {}
+    context = Context(findings, catalogue, flags, {})
+    groups = form_groups(claims, hosts, _sizing(context), findings)
     on_host: Dict[str, List[Group]] = {}
     for group in groups:
         for host in group.hosts:
             on_host.setdefault(host.name, []).append(group)
-    neighbours = {name: len(planned) for name, planned in on_host.items()}
-    context = Context(findings, catalogue, inputs.flags if isinstance(inputs.flags, dict) else {}, neighbours)
+    context = context._replace(neighbours={name: len(planned) for name, planned in on_host.items()})
+    for name, planned in on_host.items():
+        _apportion(hosts[name], planned, context)
     for group in groups:
-        _plan_group(group, context)
+        if not group.failed:
+            _plan_group(group, context)
     networks = read_networks(inputs.networks, findings)
     placed = _place(on_host, hosts, context)
     builds = plan_builds([g for g in groups if not g.failed], hosts, inputs.overrides, findings)
@@ -120,16 +125,47 @@ def _plan_group(group: Group, context: Context) -> None:
         apply_extras(group, context)
 
 
-def _backend_of(host: Host, context: Context, group: Group) -> str:
+def _sizing(context: Context) -> Sizing:
+    """How many hosts a replica takes, asked of the backend of the first host; hosts of one kind answer alike."""
+
+    def kind(claim: Claim, host: Host) -> Any:
+        assert host.hardware is not None
+        name = claim.request.backend or _found_backend(host)
+        device = next((kind for kind, backend in BACKEND_OF.items() if backend == name), None)
+        return (name,) + (kind_of(host.hardware, device) if device else ())
+
+    def size(claim: Claim, hosts: List[Host]) -> int:
+        name = claim.request.backend or _found_backend(hosts[0])
+        return BACKENDS[name].size(claim, hosts, context)
+
+    return Sizing(kind, size)
+
+
+def _apportion(host: Host, groups: List[Group], context: Context) -> None:
+    """Let a backend divide what its instances on one host do not share; alone, an instance has all of it."""
+    owners: Dict[str, List[Group]] = {}
+    for group in groups if len(groups) > 1 else []:
+        if group.request.model in context.catalogue.models:
+            owners.setdefault(group.request.backend or _found_backend(host), []).append(group)
+    for name in sorted(owners):
+        BACKENDS[name].apportion(host, owners[name], context)
+
+
+def _found_backend(host: Host) -> str:
     assert host.hardware is not None
     kinds = sorted({BACKEND_OF[d.kind] for d in host.hardware.accelerators if d.kind in BACKEND_OF})
-    name = kinds[0] if kinds else "cpu"
+    return kinds[0] if kinds else "cpu"
+
+
+def _backend_of(host: Host, context: Context, group: Group) -> str:
+    assert host.hardware is not None
+    name = _found_backend(host)
     context.findings.decide(
         "R_BACKEND_FROM_DEVICES",
         "engine.backend",
         name,
         "{} accelerator(s) were found on {}".format(len(host.hardware.accelerators), host.name)
-        if kinds
+        if name != "cpu"
         else "no accelerator was found on {}".format(host.name),
         group=group.name,
     )
@@ -142,7 +178,7 @@ def _place(on_host: Dict[str, List[Group]], hosts: Dict[str, Host], context: Con
     for name, planned in on_host.items():
         host, present = hosts[name], [g for g in planned if not g.failed]
         _check_together(host, present, context.findings)
-        assign_ports(host, present, context.findings)
+        assign_ports(host, [g for g in present if g.head is host], context.findings)
         bindings: Dict[str, Binding] = {}
         for backend in sorted({g.backend for g in present}):
             own = [g for g in present if g.backend == backend]

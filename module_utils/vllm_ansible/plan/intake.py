@@ -95,7 +95,7 @@ def read_pools(hosts: Dict[str, Host], raw: Dict[str, Any], findings: Findings) 
 
 
 def read_facts(hosts: Dict[str, Host], raw: Dict[str, Any], claims: List[Claim], findings: Findings) -> None:
-    alone = {name for claim in claims for name in claim.hosts if claim.request.nodes == 1}
+    alone = {name for claim in claims for name in claim.hosts if claim.request.nodes in (None, 1)}
     for host in hosts.values():
         entry = raw[host.name] if isinstance(raw[host.name], dict) else {}
         facts, address = entry.get("hardware"), entry.get("address")

@@ -30,7 +30,7 @@ class Request(NamedTuple):
     tensor_parallel_size: Optional[int] = None
     pipeline_parallel_size: Optional[int] = None
     data_parallel_size: Optional[int] = None
-    nodes: int = 1
+    nodes: Optional[int] = None
     replicas_per_host: int = 1
     port: Optional[int] = None
     served_model_name: Optional[str] = None
@@ -186,7 +186,7 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
 def _contradictions(values: Dict[str, Any], findings: Findings, where: Dict[str, Any]) -> bool:
     """Report pins that exclude each other whatever the hardware is."""
     found = []
-    if values.get("nodes", 1) > 1 and values.get("replicas_per_host", 1) > 1:
+    if (values.get("nodes") or 1) > 1 and values.get("replicas_per_host", 1) > 1:
         found.append(
             ("replicas_per_host", "a replica over several hosts and several replicas on one host exclude each other",
              "either nodes or replicas_per_host")

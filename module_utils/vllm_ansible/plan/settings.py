@@ -14,20 +14,37 @@ from ansible.module_utils.vllm_ansible.plan.requests import nearest
 OWNED_FLAGS = {
     "api-key": "engine_service_api_key",
     "api-key-file": "engine_service_api_key",
+    "data-parallel-address": "nothing: the plan knows the hosts of a replica",
+    "data-parallel-rpc-port": "nothing: the plan gives each replica its port",
     "data-parallel-size": "engine_request.data_parallel_size",
+    "data-parallel-size-local": "nothing: it follows from data_parallel_size and nodes",
+    "data-parallel-start-rank": "nothing: it follows from a host's place in its replica",
     "dtype": "engine_request.dtype",
+    "headless": "nothing: it follows from a host's place in its replica",
     "host": "engine_address",
+    "master-addr": "nothing: the plan knows the hosts of a replica",
+    "master-port": "nothing: the plan gives each replica its port",
     "max-model-len": "engine_request.max_model_len",
     "max-num-batched-tokens": "engine_request.max_num_batched_tokens",
     "max-num-seqs": "engine_request.max_num_seqs",
     "model": "engine_request.model",
     "nnodes": "engine_request.nodes",
+    "node-rank": "nothing: it follows from a host's place in its replica",
     "pipeline-parallel-size": "engine_request.pipeline_parallel_size",
     "port": "engine_request.port",
     "served-model-name": "engine_request.served_model_name",
     "tensor-parallel-size": "engine_request.tensor_parallel_size",
 }
+_DEVICES = "nothing: the plan divides the devices of a host"
+_INTERFACE = "nothing: it is the interface of engine_address"
 OWNED_ENVIRONMENT = {
+    "ASCEND_RT_VISIBLE_DEVICES": _DEVICES,
+    "CUDA_VISIBLE_DEVICES": _DEVICES,
+    "GLOO_SOCKET_IFNAME": _INTERFACE,
+    "HCCL_IF_BASE_PORT": "nothing: the plan gives each instance its ports",
+    "HCCL_IF_IP": "engine_address",
+    "HCCL_SOCKET_IFNAME": _INTERFACE,
+    "TP_SOCKET_IFNAME": _INTERFACE,
     "VLLM_API_KEY": "engine_service_api_key",
     "VLLM_CPU_KVCACHE_SPACE": "engine_request.kv_cache_gib",
     "VLLM_CPU_OMP_THREADS_BIND": "engine_request.cpus",
@@ -57,7 +74,14 @@ def apply_extras(group: Group, context: Context) -> None:
     row = group.row
     assert row is not None
     known = engine_flags(context.flags, row.engine, row.version)
-    if known is None:
+    if known is None and row.status != "installable":
+        context.findings.warning(
+            "W_FLAGS_UNCHECKED",
+            "The flags of {} {} are not recorded: whether it has those of the plan and of extra_args was not "
+            "checked".format(row.engine, row.version),
+            field="flags",
+        )
+    elif known is None:
         context.findings.problem(
             "E_FLAGS_MISSING",
             "The flags of {} {} are not recorded, so none can be checked".format(row.engine, row.version),
@@ -67,16 +91,17 @@ def apply_extras(group: Group, context: Context) -> None:
         group.failed = True
         return
     for name in sorted(group.flags):
-        _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)
+        if known is not None:
+            _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)
     for key in sorted(group.request.extra_args):
         name, value = key.lstrip("-").replace("_", "-"), group.request.extra_args[key]
-        alias = known.get(name, {}).get("alias_of")
+        alias = (known or {}).get(name, {}).get("alias_of")
         name = alias if isinstance(alias, str) else name
         field = "engine_request.extra_args." + key
         if name in OWNED_FLAGS:
             fail(group, context, "E_ARG_OWNED", "--{} is set by the plan".format(name),
                  OWNED_FLAGS[name], field, value)  # fmt: skip
-        elif _check_flag(group, name, value, known, field, context):
+        elif known is None or _check_flag(group, name, value, known, field, context):
             # False becomes the flag's own negation; the engine has no --flag=false
             group.flags["no-" + name if value is False else name] = value is False or value
             context.findings.decide("R_ARG_EXTRA", "engine.flags." + name, value,

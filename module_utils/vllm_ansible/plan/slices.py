@@ -18,7 +18,11 @@ def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding],
         assert group.model is not None
         models[group.model.name] = group.model.slice()
     return {
-        "host_baseline": {"reserved_ports": sorted(g.port for g in groups)},
+        "host_baseline": {
+            "reserved_ports": sorted(
+                {port for g in groups for port in [g.port] + g.reserved_ports.get(host.name, []) if port}
+            )
+        },
         "engine_release": {"build": groups[0].build, "keep": KEEP_RELEASES},
         "model_store": {"models": [models[name] for name in sorted(models)]},
         "numa_policy": {
@@ -41,6 +45,7 @@ def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding],
                     "served_model_name": group.served_model_name,
                 }
                 for group in groups
+                if group.head is host
             ]
         },
     }
@@ -53,7 +58,19 @@ def memory_nodes(host: Host, group: Group, binding: Binding) -> Optional[str]:
     if len(nodes) < 2:
         return None
     held = sum(node.memory_bytes for node in nodes if node.number in binding.nodes)
-    return format_cpulist(binding.nodes) if held >= group.memory["total_bytes"] else None
+    return format_cpulist(binding.nodes) if held >= group.host_bytes else None
+
+
+def device_files(group: Group, host: Host) -> List[str]:
+    """Device files one instance opens on `host`: its own devices and the managers they share."""
+    numbers = group.devices.get(host.name, [])
+    if group.backend == "ascend":
+        shared = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
+        return ["/dev/davinci{}".format(number) for number in numbers] + shared
+    if group.backend == "cuda":
+        shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+        return ["/dev/nvidia{}".format(number) for number in numbers] + shared
+    return []
 
 
 def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
@@ -66,12 +83,12 @@ def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
         "served_model_name": group.served_model_name,
         "listen_address": host.address,
         "port": group.port,
-        "flags": group.flags,
-        "environment": group.environment,
-        "devices": [],
+        "flags": {**group.flags, **group.member_flags.get(host.name, {})},
+        "environment": {**group.environment, **group.member_environment.get(host.name, {})},
+        "devices": device_files(group, host),
         "memory_max_bytes": group.memory["limit_bytes"],
         "model_size_bytes": group.model.size_bytes,
-        "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks,
+        "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks or None,
         "stall_after_seconds": group.row.service["stall_after_seconds"],
         "max_step_seconds": group.row.service["max_step_seconds"],
         "allowed_networks": networks or [n for n in [host.hardware.network] if n],

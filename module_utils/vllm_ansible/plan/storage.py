@@ -18,7 +18,7 @@ def check_space(host: Host, groups: List[Group], findings: Findings) -> None:
 
     def need(path: str, what: str, size: int) -> None:
         mount = mount_of(host.hardware, path) if host.hardware else None
-        if mount is not None:
+        if mount is not None and size:
             needs.setdefault(mount, {})[what + " in " + path] = size
 
     installed = _applied(host)

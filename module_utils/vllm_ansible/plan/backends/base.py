@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.requests import Claim
 
 
 class Binding(NamedTuple):
@@ -34,6 +35,13 @@ class Backend:
 
     name = ""
 
+    def size(self, claim: Claim, hosts: List[Host], context: Context) -> int:
+        """Return how many of `hosts`, which are alike, one replica takes; 0 or NEVER as in `groups.Sizing`."""
+        return 1
+
+    def apportion(self, host: Host, groups: List[Group], context: Context) -> None:
+        """Divide what the instances on `host` must not share, before each of them is planned."""
+
     def plan(self, group: Group, context: Context) -> None:
         """Choose row, data type, layout, lengths and memory of `group`."""
         raise NotImplementedError
@@ -52,4 +60,6 @@ def fail(
 ) -> None:
     """Record a problem of `group` and take it out of the later stages."""
     group.failed = True
-    context.findings.problem(code, message, set_to, host=(host or group.head).name, field=field, seen=seen)
+    context.findings.problem(
+        code, message, set_to, host=(host or group.head).name, field=field, seen=seen, also=group.also
+    )

@@ -155,6 +155,7 @@ def decide_memory(group: Group, row: Row, context: Context) -> None:
         )
     cache = ranks * group.kv_cache_gib * GIB
     total = weights + cache + activation + overhead
+    group.host_bytes = total
     group.memory = {
         "weights_bytes": weights,
         "kv_cache_bytes": cache,

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, row, model and data type of an accelerator engine: what runs at all on these hosts."""
+
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible.module_utils.vllm_ansible.plan import rows
+from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
+from ansible.module_utils.vllm_ansible.plan.canonical import gib
+from ansible.module_utils.vllm_ansible.plan.catalogue import Row
+from ansible.module_utils.vllm_ansible.plan.devices import Device
+from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
+from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.models import METHODS, Model
+
+# Field of the facts that speaks against a row -> code of the problem.
+ROW_CODES = {
+    "vllm_hardware.accelerators": "E_NO_ENGINE",
+    "vllm_hardware.accelerators.driver": "E_DRIVER",
+    "vllm_hardware.architecture": "E_ARCHITECTURE",
+    "vllm_hardware.memory.page_size_bytes": "E_PAGE_SIZE",
+    "vllm_hardware.os": "E_OS",
+    "vllm_hardware.os.glibc": "E_GLIBC",
+}
+DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+class Found(NamedTuple):
+    """The accelerators of one host: the healthy ones, all of them, and which device of the catalogue they are."""
+
+    healthy: List[Accelerator]
+    every: List[Accelerator]
+    device: Device
+
+
+def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optional[Found]:
+    """Return what `host` has of `kind`; problems say why it has nothing usable, warnings what is left out."""
+    assert host.hardware is not None
+    own = [d for d in host.hardware.accelerators if d.kind == kind]
+    known = [(d, context.catalogue.devices.identify(d.raw)) for d in own]
+    strange = [d for d, device in known if device is None]
+    if strange:
+        fail(group, context, "E_DEVICE_UNKNOWN",
+             "{} has {} device(s) the catalogue does not know: {}".format(
+                 host.name, len(strange), strange[0].model or "without a name"),
+             "a device of the catalogue, or an entry for it in devices.yml", "vllm_hardware.accelerators",
+             (strange[0].raw or {}).get("device_id") or strange[0].model, host)  # fmt: skip
+        return None
+    ill = [d for d in own if not d.healthy]
+    if ill:
+        context.findings.warning(
+            "W_DEVICE_SICK",
+            "{} of {} devices of {} cannot be used: {}".format(
+                len(ill), len(own), host.name,
+                "; ".join(sorted({"{} ({})".format(d.ill, _which([e for e in ill if e.ill == d.ill])) for d in ill})),
+            ),
+            host.name,
+        )  # fmt: skip
+    healthy = [(d, device) for d, device in known if d.healthy and device is not None]
+    if not healthy:
+        fail(group, context, "E_NO_DEVICE", "{} has no healthy {}".format(host.name, kind.upper()),
+             "another host, or a backend this one has", "engine_request.backend", group.backend, host)  # fmt: skip
+        return None
+    devices = {device.name: device for _d, device in healthy}
+    if len(devices) > 1:
+        fail(group, context, "E_GROUP_MIXED",
+             "{} has devices of several kinds, and the ranks of a replica have to be alike: {}".format(
+                 host.name, ", ".join(sorted(devices))),
+             "hosts with one kind of device in {}".format(group.pool), "vllm_hardware.accelerators",
+             ", ".join(sorted(devices)), host)  # fmt: skip
+        return None
+    device = healthy[0][1]
+    if not device.supported:
+        fail(group, context, "E_DEVICE_UNSUPPORTED",
+             "The {} of {} cannot serve language models: {}".format(device.name, host.name, device.because),
+             "other hosts in {}".format(group.pool), "vllm_hardware.accelerators", device.name, host)  # fmt: skip
+        return None
+    return Found([d for d, _device in healthy], own, device)
+
+
+def _which(devices: Sequence[Accelerator]) -> str:
+    numbers = [str(d.number) for d in devices if d.number is not None]
+    return "device " + ", ".join(numbers) if numbers else "{} device(s)".format(len(devices))
+
+
+def device_bytes(found: Found) -> int:
+    """Memory of the smallest healthy device; the catalogue's figure where no tool could read it."""
+    return min(d.memory_bytes or found.device.memory_bytes for d in found.healthy)
+
+
+def check_alike(group: Group, found: Sequence[Found], kind: str, context: Context) -> bool:
+    """Whether the hosts of one replica agree in device, driver and architecture, as they have to."""
+    hardware = [host.hardware for host in group.hosts if host.hardware is not None]
+    facts: Tuple[Tuple[str, str, List[str], str], ...] = (
+        ("devices", "vllm_hardware.accelerators", [f.device.name for f in found], "hosts with the same device"),
+        ("driver versions", "vllm_hardware.accelerators.driver",
+         [driver_of(h, kind) or "none" for h in hardware], "install the same driver on all of them"),
+        ("architectures", "vllm_hardware.architecture", [h.architecture for h in hardware],
+         "hosts of one architecture"),
+    )  # fmt: skip
+    for what, field, values, set_to in facts:
+        if len(set(values)) > 1:
+            odd = next(i for i, value in enumerate(values) if value != values[0])
+            fail(group, context, "E_GROUP_MIXED",
+                 "The hosts of one replica differ in {}: {}".format(
+                     what, ", ".join("{} has {}".format(h.name, v) for h, v in zip(group.hosts, values))),
+                 set_to, field, values[odd], group.hosts[odd])  # fmt: skip
+    return not group.failed
+
+
+def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context) -> None:
+    """Take the newest row that fits every host, or say what is against the one that comes closest."""
+    pinned = group.request.version
+    taken: List[Tuple[int, Row, rows.Choice]] = []
+    order = [row.name for row in rows.candidates(context.catalogue, group.backend, pinned)]
+    for host, own in zip(group.hosts, found):
+        assert host.hardware is not None
+        machine = rows.facts_of(
+            host.hardware,
+            [own.device.family],
+            driver_of(host.hardware, kind),
+            driver_of(host.hardware, kind, "firmware"),
+        )
+        own_choice = rows.choose(context.catalogue, group.backend, pinned, machine)
+        if own_choice.row is None:
+            _no_row(group, host, own_choice.rejected, context)
+            return
+        taken.append((order.index(own_choice.row.name), own_choice.row, own_choice))
+    # the oldest of the rows: an older host of a group holds the others back
+    _place, row, choice = max(taken, key=lambda entry: entry[0])
+    group.row = row
+    newer = sorted({r.row for r in choice.rejected})
+    because = "row {} is the newest final one that fits".format(row.name)
+    if newer:
+        because += "; not {}: {}".format(", ".join(newer), "; ".join(sorted({r.reason for r in choice.rejected})))
+    context.findings.decide(
+        "R_ROW_PINNED" if pinned else "R_ROW_NEWEST",
+        "engine.version",
+        "{} {}".format(row.engine, row.version)
+        + " with {} {}".format(row.plugin, row.plugin_version) * bool(row.plugin),
+        "engine_request.version asks for it" if pinned else because,
+        group=group.name,
+    )
+    for caution in choice.cautions:
+        context.findings.warning("W_ROW_UNVERIFIED", "Row {}: {}".format(row.name, caution), field="catalogue.rows")
+
+
+def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context) -> None:
+    available = rows.candidates(context.catalogue, group.backend, group.request.version)
+    if not available:
+        finals = rows.candidates(context.catalogue, group.backend, None)
+        names = sorted({row.plugin_version or row.version for row in finals})
+        if group.request.version and finals:
+            fail(group, context, "E_VERSION",
+                 "No row of the catalogue has a {} engine of version {}".format(group.backend, group.request.version),
+                 "version: " + " or ".join('"={}"'.format(name) for name in names), "engine_request.version",
+                 group.request.version)  # fmt: skip
+        else:
+            fail(group, context, "E_NO_ENGINE",
+                 "No engine for backend {}: the catalogue has no row for it".format(group.backend),
+                 "hosts without accelerators in {}, or backend: cpu for those with a fitting CPU".format(group.pool),
+                 "engine_request.backend", group.backend)  # fmt: skip
+        return
+    reasons: Dict[str, List[Any]] = {}
+    for entry in rejected:
+        reasons.setdefault(entry.row, []).append(entry)
+    nearest = min(available, key=lambda row: len(reasons.get(row.name, [])))
+    for entry in reasons.get(nearest.name, []):
+        others = sorted({e.row for e in rejected if e.field == entry.field and e.row != nearest.name})
+        fail(group, context, ROW_CODES.get(entry.field, "E_ROW"),
+             "{}: row {} {}{}".format(
+                 host.name, nearest.name, entry.reason,
+                 "; nor does {} fit".format(" or ".join(others)) if others else ""),
+             entry.set_to, entry.field, entry.seen, host)  # fmt: skip
+
+
+def check_model(group: Group, device: Device, context: Context) -> bool:
+    """Whether the row serves the model on this device; decides data type and quantisation."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    if model.architecture not in row.model_architectures:
+        fail(group, context, "E_MODEL_ARCHITECTURE",
+             "{} {} on {} does not serve {} ({})".format(
+                 row.engine, row.version, row.backend, model.architecture, model.name),
+             "a model of one of these architectures: " + ", ".join(sorted(row.model_architectures)),
+             "engine_request.model", model.architecture)  # fmt: skip
+    for key, value in (("kv_cache_gib", group.request.kv_cache_gib), ("cpus", group.request.cpus)):
+        if value is not None:
+            fail(group, context, "E_REQUEST_BACKEND",
+                 "{} is for CPU engines: {}".format(
+                     key, "the KV cache takes what a device has left" if key == "kv_cache_gib"
+                     else "the plan gives an engine the CPUs near its devices"),
+                 "no {}".format(key) + ", or extra_args: {gpu-memory-utilization: 0.8}" * (key == "kv_cache_gib"),
+                 "engine_request." + key, value)  # fmt: skip
+    _decide_quantisation(group, device, context)
+    _decide_dtype(group, device, context)
+    return not group.failed
+
+
+def _decide_dtype(group: Group, device: Device, context: Context) -> None:
+    """The requested data type, else the stored one, else float16 where the device has no bfloat16."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    stored = model.dtype
+    if group.request.dtype not in (None, "auto"):
+        group.dtype, rule, because = group.request.dtype or "", "R_DTYPE_PINNED", "engine_request.dtype asks for it"
+    elif stored == "bfloat16" and not _computes(device, stored) and _computes(device, "float16"):
+        group.dtype, rule = "float16", "R_DTYPE_DEVICE"
+        because = "{} does not compute in bfloat16, in which the weights are stored".format(device.name)
+    else:
+        group.dtype, rule, because = stored, "R_DTYPE_MODEL", "the weights are stored in it"
+    allowed = [dtype for dtype in row.dtypes if _computes(device, dtype)]
+    if group.dtype not in allowed:
+        fail(group, context, "E_DTYPE",
+             "{} {} does not compute in {} on {}".format(row.engine, row.version, group.dtype, device.name),
+             "dtype: " + (" or ".join(allowed) or "none that the row and the device share"),
+             "engine_request.dtype", group.dtype)  # fmt: skip
+        return
+    context.findings.decide(rule, "engine.dtype", group.dtype, because, group=group.name)
+
+
+def _computes(device: Device, dtype: str) -> bool:
+    return not device.dtypes or dtype in device.dtypes or DTYPE_NAMES.get(dtype, dtype) in device.dtypes
+
+
+def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> None:
+    """Warn about what moves by itself and would stop the engine: it never decides."""
+    hardware, say = host.hardware, context.findings.warning
+    assert hardware is not None
+    busy = [d for d in found.healthy if _used(d) * 10 > (d.memory_bytes or found.device.memory_bytes)]
+    if busy and not host.applied:
+        say("W_DEVICE_BUSY",
+            "{} device(s) of {} have memory in use before any engine of ours runs, up to {}".format(
+                len(busy), host.name, gib(max(_used(d) for d in busy))),
+            host.name, "vllm_hardware.accelerators")  # fmt: skip
+    manager = hardware.fabric_manager
+    driver = driver_of(hardware, "gpu")
+    if found.device.backend == "cuda" and manager is not None and (not manager[1] or manager[0] != driver):
+        say("W_FABRIC_MANAGER",
+            "The fabric manager of {} is {}{} and its driver {}: CUDA starts only when they are equal and it "
+            "runs".format(host.name, manager[0], "" if manager[1] else ", not running,", driver),
+            host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
+    if len(group.hosts) > 1 and found.device.backend == "ascend":
+        bad = [p for p in hardware.ports if not p.address or p.link != "UP" or p.health not in ("Success", "")]
+        if bad or not hardware.ports:
+            say("W_NPU_NETWORK",
+                "The NPUs of {} cannot be seen to reach other hosts: {}".format(
+                    host.name, "; ".join("NPU {} has address {}, link {}, health {}".format(
+                        p.device, p.address or "none", p.link or "unknown", p.health or "unknown") for p in bad)
+                    or "nothing is known of their RoCE ports"),
+                host.name, "vllm_hardware.hccn")  # fmt: skip
+
+
+def _used(device: Accelerator) -> int:
+    used = (device.raw or {}).get("used_bytes")
+    return used if isinstance(used, int) and not isinstance(used, bool) else 0
+
+
+def kind_of(hardware: Hardware, kind: str) -> Tuple[Any, ...]:
+    """What hosts have to share to work as one replica."""
+    own = [d for d in hardware.accelerators if d.kind == kind]
+    models = tuple(sorted({(str((d.raw or {}).get("device_id")), d.model, d.memory_bytes) for d in own}))
+    return (kind, models, sum(d.healthy for d in own), driver_of(hardware, kind), hardware.architecture)
+
+
+def _decide_quantisation(group: Group, device: Device, context: Context) -> None:
+    """The format of the weights has to be one that both the device and the engine compute in."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    if model.quantisation is None:
+        return
+    method = model.quantisation.method
+    group.quantisation = method
+    allowed = [q for q in device.quantisations if q in row.quantisations]
+    if method not in allowed:
+        others = sorted(
+            other.name
+            for other in context.catalogue.models.values()
+            if same_weights(other, model) and (other.quantisation is None or other.quantisation.method in allowed)
+        )
+        quantised = [q for q in allowed if q not in DTYPE_NAMES.values()]
+        fail(group, context, "E_QUANTISATION",
+             "{} is stored in {}, and {} {} on {} computes in {}".format(
+                 model.name, method, row.engine, row.version, device.name, ", ".join(allowed) or "none"),
+             " or ".join(["model: {}".format(name) for name in others])
+             or "weights converted to {}".format(" or ".join(quantised) or group.request.dtype or model.dtype),
+             "engine_request.model", method)  # fmt: skip
+        return
+    context.findings.decide("R_QUANTISATION", "engine.quantisation", method,
+                            "the weights are stored in it and {} computes in it".format(device.name),
+                            group=group.name)  # fmt: skip
+
+
+def same_weights(one: Model, other: Model) -> bool:
+    """Whether two entries are one model stored in different ways: their names differ in the format alone."""
+    return one.shape == other.shape and _plain(one.name) == _plain(other.name)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"-({}|int8|int4|bf16|fp16)\b".format("|".join(METHODS)), "", name.lower())

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would make a model fit that does not: each proposal is planned again before it is made."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible.module_utils.vllm_ansible.plan.fit.layouts import Question, choose, judge, layouts
+from ansible.module_utils.vllm_ansible.plan.fit.sizes import Scheme
+
+MOST_HOSTS = 16
+
+
+class Alternative(NamedTuple):
+    """Another way to store the same weights: the name of the model or quantisation to set, and its scheme."""
+
+    name: str
+    scheme: Scheme
+    is_model: bool
+
+
+class Proposal(NamedTuple):
+    """One change to the request or the hosts that makes it fit; `sets` are keys of engine_request."""
+
+    text: str
+    sets: Dict[str, Any]
+
+
+def fewer_sequences(question: Question) -> Optional[int]:
+    """Return the most concurrent sequences that fit at the wished length, or None."""
+    return _largest(question, lambda value: question._replace(sequences=value), question.sequences)
+
+
+def shorter_length(question: Question) -> Optional[int]:
+    """Return the longest context length that fits, in whole blocks, or None."""
+    best = 0
+    block = question.overheads.block_tokens
+    longest = question.lengths[0]
+    for hosts in question.hosts:
+        for layout in layouts(question, hosts):
+            answer = judge(question, layout, block)
+            if answer.fits:
+                best = max(best, min(longest, answer.memory.tokens // block * block))
+    return best or None
+
+
+def more_hosts(question: Question, most: int = MOST_HOSTS) -> Optional[int]:
+    """Return the smallest number of hosts per replica, beyond those tried, that fits."""
+    for hosts in range(max(question.hosts) + 1, most + 1):
+        if choose(question._replace(hosts=(hosts,))):
+            return hosts
+    return None
+
+
+def more_devices(question: Question, most: int) -> Optional[int]:
+    """Return the smallest number of devices per host, beyond those there, that fits one host, or None."""
+    for count in (2, 4, 8, 16):
+        if question.per_host < count <= most and choose(question._replace(per_host=count, hosts=(1,))):
+            return count
+    return None
+
+
+def larger_device(question: Question, sizes: Sequence[int]) -> Optional[int]:
+    """Return the smallest of `sizes` (usable bytes of a device) that fits, or None."""
+    for size in sorted(size for size in set(sizes) if size > question.device_bytes):
+        if choose(question._replace(device_bytes=size)):
+            return size
+    return None
+
+
+def proposals(question: Question, alternatives: Sequence[Alternative] = (), devices: int = 8) -> List[Proposal]:
+    """Return the changes that would make `question` fit, the smallest intervention first, each tried.
+
+    `devices`: how many a host of this kind can have.
+    """
+    found = []
+    sequences = fewer_sequences(question)
+    if sequences is not None:
+        found.append(Proposal("max_num_seqs: {}".format(sequences), {"max_num_seqs": sequences}))
+    length = shorter_length(question)
+    if length is not None:
+        found.append(Proposal("max_model_len: {}".format(length), {"max_model_len": length}))
+    for alternative in alternatives:
+        if choose(question._replace(scheme=alternative.scheme)):
+            found.append(
+                Proposal("model: {}".format(alternative.name), {"model": alternative.name})
+                if alternative.is_model
+                else Proposal("a model quantised to {}".format(alternative.name), {})
+            )
+            break
+    count = more_devices(question, devices)
+    if count is not None:
+        found.append(Proposal("hosts with {} such devices each".format(count), {}))
+    hosts = more_hosts(question)
+    if hosts is not None:
+        found.append(Proposal("nodes: {} (that many such hosts per replica)".format(hosts), {"nodes": hosts}))
+    return found
+
+
+def _largest(question: Question, change: Any, most: int) -> Optional[int]:
+    """Bisect the largest value below `most` for which the changed question fits; fitting is monotone in it."""
+    low, high = 1, most - 1
+    if high < 1 or not choose(change(low)):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if choose(change(middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def as_text(found: Sequence[Proposal], otherwise: str) -> str:
+    """Return the proposals as the `set` of a problem."""
+    return ", or ".join(proposal.text for proposal in found) or otherwise

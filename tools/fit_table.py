@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Sets the planner's estimates of device memory beside what others published: one table.
+
+tools/fit_table.py              the table
+tools/fit_table.py --markdown   the same for docs/
+
+The published figures are in tests/fixtures/fit/published.yml, each with its source. Exit status 1: an estimate is
+further off than LIMITS allows, or the planner's yes or no differs from the publisher's.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ansible.module_utils
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT / "module_utils") not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+
+from ansible.module_utils.vllm_ansible.plan.fit import sizes  # noqa: E402 - needs the path above
+from ansible.module_utils.vllm_ansible.plan.models import read_quantisation, read_shape  # noqa: E402
+from ansible.module_utils.vllm_ansible.plan.reader import Reader  # noqa: E402
+
+PUBLISHED = ROOT / "tests" / "fixtures" / "fit" / "published.yml"
+GIB = 1024**3
+# Largest error of each figure. Weights are counted; activations and buffers depend on versions. The KV cache gets what
+# the rest leaves, so the rest is what is compared.
+LIMITS = {"weights": 0.03, "token": 0.02, "activation": 0.20, "all but KV cache": 0.10}
+
+
+class Line(NamedTuple):
+    """One figure of one deployment; sizes in GiB, a token in bytes, `serves` as 1 or 0."""
+
+    deployment: str
+    figure: str
+    published: float
+    estimated: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        return self.estimated / self.published - 1 if self.published else self.estimated
+
+    @property
+    def off(self) -> bool:
+        return abs(self.error) > LIMITS.get(self.figure, 0)
+
+
+def complain(field: str, seen: Any, wanted: str) -> None:
+    raise ValueError(f"{field} has to be {wanted}, not {seen!r}")
+
+
+def lines() -> list[Line]:
+    """Return every published figure with the estimate for it."""
+    data = yaml.safe_load(PUBLISHED.read_text())
+    found = []
+    for entry in data["deployments"]:
+        config = data["models"][entry["model"]]
+        shape = read_shape(Reader(config, entry["model"], complain), config["architecture"])
+        stored = data["schemes"].get(entry.get("scheme"))
+        quantisation = read_quantisation(Reader(stored, "scheme", complain)) if stored else None
+        scheme = sizes.scheme_of(shape, quantisation, 2)
+        layout = sizes.Layout(**entry["layout"])
+        load = sizes.Load(**entry.get("load", {"length": 1, "sequences": 1, "step_tokens": 1}))
+        block = 128 if entry["backend"] == "ascend" else 16
+        overheads = sizes.taken(entry["backend"], {}, entry.get("utilisation", 0.9), block)
+        device = int(entry.get("device_gib", 0) * GIB)
+        memory = sizes.memory(shape, scheme, layout, load, overheads, device)
+        weights = sizes.stage_weights(shape, scheme, layout)
+        fits = memory.kv_cache >= sizes.sequence_bytes(memory, load.length, block)
+        estimates = {
+            "weights": weights[entry["weights_of"]] / GIB if "weights_of" in entry else max(weights) / GIB,
+            "activation": memory.activation / GIB,
+            "all but KV cache": (device * overheads.utilisation - memory.kv_cache) / GIB,
+            "token": float(memory.token),
+            "serves": float(fits),
+        }
+        published = {key: entry.get(key) for key in ("weights", "activation")}
+        if "kv_cache" in entry:
+            published["all but KV cache"] = entry["device_gib"] * overheads.utilisation - entry["kv_cache"]
+        published.update(token=entry.get("token_bytes"), serves=entry.get("runs"))
+        found += [
+            Line(entry["name"], figure, float(value), estimates[figure], entry["source"])
+            for figure, value in published.items()
+            if value is not None
+        ]
+    return found
+
+
+def cells(line: Line) -> list[str]:
+    if line.figure == "serves":
+        words = [{1.0: "yes", 0.0: "no"}[value] for value in (line.published, line.estimated)]
+        return [line.deployment, "serves", *words, "same" if not line.off else "DIFFERS"]
+    unit = "B" if line.figure == "token" else "GiB"
+    digits = 0 if unit == "B" else 2
+    sized = [f"{value:.{digits}f} {unit}" for value in (line.published, line.estimated)]
+    return [line.deployment, line.figure, *sized, f"{line.error:+.1%}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table with the sources")
+    options = parser.parse_args()
+    found = lines()
+    head = ["deployment", "per device", "published", "estimated", "error"]
+    if options.markdown:
+        print("| " + " | ".join([*head, "source"]) + " |")
+        print("|" + "---|" * (len(head) + 1))
+        for line in found:
+            print("| " + " | ".join([*cells(line), line.source]) + " |")
+    else:
+        rows = [head, *map(cells, found)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 1 if any(line.off for line in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
