@@ -12,7 +12,8 @@ description:
     listening ports, accelerators) as C(ansible_facts.vllm_hardware), the input of M(vllm_plan).
   - Facts describe and never decide. A tool or file that is missing makes a value null and adds a warning; it never
     fails the module.
-  - Reads C(/proc) and C(/sys), and enriches accelerators with the vendor's own tool where that is installed.
+  - Reads C(/proc) and C(/sys), and enriches accelerators with the vendor's own tool where that is installed. A tool is
+    waited for 60 seconds at most, all of them 180 seconds; one that does not answer is not asked again.
   - Without root, the owner of a listening port and, on some driver versions, the state of NPUs stay unknown.
 attributes:
   check_mode:
@@ -28,6 +29,12 @@ options:
     type: list
     elements: path
     default: [/opt/vllm, /var/cache/vllm, /var/lib/vllm]
+  measure_disks:
+    description:
+      - Read from every disk for a moment to learn its speed. At most 512 MiB or 2 seconds a disk and 30 seconds
+        together, past the page cache and in one stream, beside whatever else the disk is doing.
+    type: bool
+    default: false
   recorded:
     description:
       - Path of a file with facts recorded earlier, on the machine the module runs on. The file is returned as it is,
@@ -112,7 +119,9 @@ ansible_facts:
           type: dict
           returned: always
         disks:
-          description: Mounted file systems with C(mount), C(device), C(fstype), C(size_bytes), C(available_bytes).
+          description:
+            - Mounted file systems with C(mount), C(device), C(fstype), C(size_bytes), C(available_bytes) and
+              C(read_bytes_per_s), null unless O(measure_disks).
           type: list
           elements: dict
           returned: always
@@ -123,7 +132,8 @@ ansible_facts:
         nics:
           description:
             - Interfaces that are hardware or have an address, with C(name), C(mac), C(state), C(mtu), C(speed_mbps),
-              C(driver), C(numa_node), C(addresses) (with prefix, no link-local ones) and C(pci).
+              C(driver), C(numa_node), C(addresses) (with prefix, no link-local ones), C(pci) and C(link), as that of
+              accelerators.
           type: list
           elements: dict
           returned: always
@@ -138,14 +148,150 @@ ansible_facts:
           returned: always
         accelerators:
           description:
-            - NPUs and GPUs, one entry per chip, with C(kind), C(vendor), C(pci), C(device_id), C(index) (the number
-              the runtime's visible-devices variable uses), C(model), C(memory_bytes), C(numa_node), C(health),
-              C(driver).
+            - NPUs and GPUs, one entry per chip, in the order of their PCI addresses. A sick or lost one stays listed.
+              What only the vendor's tool knows is null without it.
           type: list
           elements: dict
           returned: always
+          contains:
+            kind:
+              description: V(npu) or V(gpu); C(vendor) is V(huawei) or V(nvidia).
+              type: str
+              returned: always
+            pci:
+              description: Address of the PCI function. The two chips of a 300I Duo share one.
+              type: str
+              sample: "0000:c1:00.0"
+              returned: always
+            device_id:
+              description: PCI vendor and device; C(subsystem) likewise.
+              type: str
+              sample: "19e5:d802"
+              returned: always
+            link:
+              description:
+                - C(speed_gts) (giga-transfers per second) and C(width) (lanes) of the PCI link now, C(max_speed_gts)
+                  and C(max_width) of the device. An idle GPU runs its link slower than it can.
+              type: dict
+              returned: always
+            numa_node:
+              description: Node of the device; from its CPUs when the firmware names none.
+              type: int
+              returned: always
+            cpus:
+              description: CPUs near the device, by the vendor's tool or else the kernel; all of them means unknown.
+              type: str
+              sample: "144-167"
+              returned: always
+            index:
+              description: Number that the runtime's visible-devices variable uses.
+              type: int
+              returned: always
+            board:
+              description:
+                - NPU id of npu-smi (neither contiguous nor from 0 on every product) or index of the GPU; C(chip) is the
+                  chip on it, C(phy_id) the N of C(/dev/davinciN).
+              type: int
+              returned: always
+            uuid:
+              description: Identity of a GPU.
+              type: str
+              returned: always
+            model:
+              description: Name that the tool prints; C(soc) the same for NPUs, null for GPUs.
+              type: str
+              sample: 910B3
+              returned: always
+            memory_bytes:
+              description: Memory of the chip, HBM where it has any; C(used_bytes) of it are taken.
+              type: int
+              returned: always
+            health:
+              description:
+                - V(OK), another word of npu-smi (V(Warning), V(Alarm), V(Critical), V(UNKNOWN)), V(Warning) for a GPU
+                  with uncorrectable memory errors, V(Lost) for a device that its tool does not list or cannot read,
+                  null where no tool or driver could say.
+              type: str
+              returned: always
+            problems:
+              description: What is wrong with the device, in sentences; empty for a healthy one.
+              type: list
+              elements: str
+              returned: always
+            driver:
+              description: Driver that runs the device; C(firmware) of NPUs.
+              type: str
+              returned: always
+            mig:
+              description: Whether a GPU is in MIG mode; null where it has none.
+              type: bool
+              returned: always
+            ecc_uncorrected:
+              description: Uncorrectable memory errors of a GPU since its driver was loaded.
+              type: int
+              returned: always
+        accelerator_links:
+          description:
+            - How two accelerators reach each other, each pair once, with their indexes C(a) and C(b), C(kind), and
+              C(link) by the tool's word (V(HCCS), V(HCCS_SW), V(SIO), V(NV18), V(PIX), V(SYS) and others).
+          type: list
+          elements: dict
+          returned: always
+        nvswitches:
+          description: NVSwitches on the PCI bus; with any, the GPUs need the fabric manager.
+          type: int
+          returned: always
+        hccn:
+          description:
+            - RoCE ports inside NPUs, with the NPU's C(index), C(device) (the number hccn_tool and C(/etc/hccn.conf)
+              use), C(address), C(netmask), C(gateway), C(link) (V(UP), V(DOWN)), C(health) (only V(Success) is good)
+              and C(tls).
+          type: list
+          elements: dict
+          returned: always
+        rdma:
+          description:
+            - Ports of RDMA devices of the host, with C(device), C(port), C(state), C(physical_state), C(rate_gbps),
+              C(link_layer), C(netdev), C(pci), C(numa_node) and C(gids), those in use, each with C(index), C(gid),
+              C(type) and C(netdev).
+          type: list
+          elements: dict
+          returned: always
+        software:
+          description: Versions from the vendors' own files; null or empty for what is not installed.
+          type: dict
+          returned: always
+          contains:
+            ascend:
+              description:
+                - C(driver) and C(firmware) as installed, and C(cann), a list with C(path), C(version) and C(kind)
+                  (V(toolkit), V(nnal), V(910b-ops) and others).
+              type: dict
+              returned: always
+            nvidia:
+              description:
+                - C(driver) and C(kernel_module) (V(open), V(proprietary)) as loaded, C(cuda) (the newest version this
+                  driver serves), C(cuda_toolkits) (a list with C(path) and C(version)) and C(fabric_manager)
+                  (C(version), C(active)).
+              type: dict
+              returned: always
+            ofed:
+              description: Name and version of the OFED or DOCA driver stack; null for the distribution's own.
+              type: str
+              returned: always
         warnings:
-          description: What could not be learnt, each with C(code) and C(message).
+          description:
+            - What could not be learnt or needs a person, each with C(code) and C(message).
+            - "Host: C(W_OS_RELEASE), C(W_DETECT_VIRT), C(W_CPU_TOPOLOGY), C(W_CPU_ISA), C(W_NUMA), C(W_MEMORY),
+              C(W_PATH), C(W_IP_TOOL), C(W_NO_DEFAULT_ADDRESS), C(W_NOT_ROOT)."
+            - "Tools: C(W_TOOL_HANGS) (did not answer in time), C(W_TIME) (the time for all tools is used up),
+              C(W_DISK_SPEED) (a disk that cannot be measured)."
+            - "NPUs: C(W_NPU_TOOL) (no npu-smi), C(W_NPU_DRIVER) (npu-smi cannot talk to the driver), C(W_NPU_LOST) (on
+              the bus and not in npu-smi), C(W_NPU_COUNT) (npu-smi contradicts itself or the bus), C(W_NPU_SICK),
+              C(W_NPU_FIRMWARE) (does not match the driver), C(W_NPU_REBOOT) (another driver runs than is installed),
+              C(W_HCCN_TOOL) (no hccn_tool)."
+            - "GPUs: C(W_GPU_TOOL) (no nvidia-smi), C(W_GPU_DRIVER) (nvidia-smi cannot talk to the driver),
+              C(W_GPU_LOST), C(W_GPU_SICK)."
           type: list
           elements: dict
           returned: always
@@ -178,6 +324,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "paths": {"type": "list", "elements": "path", "default": ["/opt/vllm", "/var/cache/vllm", "/var/lib/vllm"]},
+            "measure_disks": {"type": "bool", "default": False},
             "recorded": {"type": "path"},
             "gather_subset": {"type": "list", "elements": "str", "default": ["all"]},
             "gather_timeout": {"type": "int", "default": 10},
@@ -194,7 +341,7 @@ def main():
         except ValueError as error:
             module.fail_json(msg=str(error))
     else:
-        facts = gather_hardware(host, module.params["paths"])
+        facts = gather_hardware(host, module.params["paths"], module.params["measure_disks"])
     module.exit_json(changed=False, ansible_facts={"vllm_hardware": facts})
 
 

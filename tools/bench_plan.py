@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the planner: one JSON line per fleet size, each in a process of its own.
 
-tools/bench_plan.py [SIZE...]            the planner alone, as the module calls it; default 10 100 1000
+tools/bench_plan.py [SIZE...]            the planner alone, as the module calls it; default 10 100 1000 10000
 tools/bench_plan.py --ansible [SIZE...]  playbooks/plan.yml from recorded hardware: inventory, templates, transport
 
-The fleet alternates the recorded x86 machines of tests/fixtures/hardware: small virtual hosts with one engine, and
-two-socket servers with one engine per socket. Exit status 1: a plan had problems, or a limit of docs/benchmarks.md was
-missed (1,000 hosts within 10 s and 1 GB, time per host at most doubled from 100 to 1,000).
+The fleet alternates machines of tests/fixtures/hardware: Atlas A2 in groups of two, Atlas A3, GPU servers, two-socket
+CPU servers with one engine per socket, small virtual hosts. Exit status 1: a plan had problems, or a limit was missed
+(1,000 hosts within 10 s and 1 GB, 10,000 within 60 s and 4 GB, time per host at most doubled from 100 to 1,000).
 """
 
 import argparse
@@ -24,12 +24,21 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools import golden  # noqa: E402 - needs the path above
+
 FIXTURES = ROOT / "tests" / "fixtures" / "hardware"
 POOLS = (
-    ("pool_small", "epyc-virtual", {"model": "smollm2-135m-instruct"}),
+    ("pool_a2", "atlas-800t-a2", {"model": "deepseek-r1-w8a8"}),
+    ("pool_a3", "atlas-800i-a3", {"model": "deepseek-r1-w8a8"}),
+    ("pool_gpu", "a100-4", {"model": "deepseek-r1-distill-llama-70b"}),
     ("pool_large", "xeon-8480-two-sockets", {"model": "deepseek-v3-tiny-random", "replicas_per_host": 2}),
+    ("pool_small", "epyc-virtual", {"model": "smollm2-135m-instruct"}),
 )
-LIMITS = {1000: (10.0, 1000.0)}
+# One file system with room for a model of 671 billion parameters and its artefact.
+DISKS = {"disks": [{"mount": "/", "available_bytes": 8 * 1024**4}], "paths": {}}
+LIMITS = {1000: (10.0, 1000.0), 10000: (60.0, 4000.0)}
 
 
 def fleet(size: int) -> dict[str, Any]:
@@ -39,40 +48,18 @@ def fleet(size: int) -> dict[str, Any]:
     for number in range(size):
         pool, machine, request = POOLS[number % len(POOLS)]
         address = f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"
-        facts = {**recordings[machine], "default_address": address, "nics": [{"addresses": [address + "/8"]}]}
-        hosts[f"host{number:04d}"] = {"groups": ["engines", pool], "request": request, "hardware": facts}
+        nics = [{"name": "eth0", "addresses": [address + "/8"]}]
+        facts = {**recordings[machine], **DISKS, "default_address": address, "nics": nics}
+        hosts[f"host{number:05d}"] = {"groups": ["engines", pool], "request": request, "hardware": facts}
     return hosts
-
-
-def catalogue() -> dict[str, Any]:
-    """Return the catalogue of role deployment_plan."""
-    folder = ROOT / "roles" / "deployment_plan" / "vars" / "main"
-    return {
-        key: yaml.safe_load((folder / f"{key}.yml").read_text())[f"__deployment_plan_{key}"]
-        for key in ("rows", "models")
-    }
-
-
-def engine_documents(name: str) -> dict[str, Any]:
-    """Return `name` (manifest.yml or flags.yml) of every engine version: engine -> version -> content."""
-    found: dict[str, Any] = {}
-    for path in sorted((ROOT / "engine_overrides").glob(f"*/*/{name}")):
-        found.setdefault(path.parts[-3], {})[path.parts[-2]] = yaml.safe_load(path.read_text())
-    return found
 
 
 def measure_planner(size: int) -> dict[str, Any]:
     """Plan one fleet in this process: JSON text in, JSON text out, as the module does."""
-    import ansible.module_utils
-
-    ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
-    from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, plan_fleet
-
     text = json.dumps(fleet(size))
-    settings = {"overrides": engine_documents("manifest.yml"), "flags": engine_documents("flags.yml")}
-    rows_and_models = catalogue()
+    catalogue, flags = golden.catalogue(), golden.flags()
     start = time.perf_counter()
-    plan = plan_fleet(Inputs(json.loads(text), rows_and_models, **settings))
+    plan = golden.plan_fleet(golden.Inputs(json.loads(text), catalogue, overrides=golden.SERIES, flags=flags))
     json.dumps(plan)
     seconds = time.perf_counter() - start
     return {**line(size, seconds, resource.RUSAGE_SELF), "problems": len(plan["problems"])}
@@ -122,7 +109,7 @@ def missed(results: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", type=int, default=[10, 100, 1000], metavar="SIZE")
+    parser.add_argument("sizes", nargs="*", type=int, metavar="SIZE")
     parser.add_argument("--ansible", action="store_true", help="measure playbooks/plan.yml instead")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -131,7 +118,7 @@ def main() -> int:
         print(json.dumps(measure(options.sizes[0])))
         return 0
     results = []
-    for size in options.sizes:
+    for size in options.sizes or [10, 100, 1000] + ([] if options.ansible else [10000]):
         command = [sys.executable, __file__, "--one", str(size)] + (["--ansible"] if options.ansible else [])
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ).stdout
         print(output.strip(), flush=True)

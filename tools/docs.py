@@ -9,6 +9,7 @@ roles/*/meta/argument_specs.yml  ->  the variables block of roles/*/README.md, d
 library/*.py, callback_plugins/  ->  docs/reference/modules/<name>.md and its README.md
 module_utils/vllm_ansible/plan/codes.py  ->  docs/reference/plan-errors.md
 module_utils/vllm_ansible/plan/word_table.py  ->  the words block of docs/planning.md
+tests/fixtures/fit/published.yml, through tools/fit_table.py  ->  docs/reference/fit.md
 """
 
 import argparse
@@ -267,6 +268,9 @@ def generate(root: Path) -> tuple[dict[Path, str], list[DocsError]]:
         wanted[reference / "plan-errors.md"] = partial(plan_codes_page, codes)
     if (root / WORDS).is_file():
         wanted[root / "docs" / "planning.md"] = partial(planning_page, root)
+    table = root / "tools" / "fit_table.py"
+    if table.is_file():
+        wanted[reference / "fit.md"] = lambda: GENERATED + runpy.run_path(str(table))["page"]()
     for source, kind in sources:
         wanted[reference / "modules" / f"{source.stem}.md"] = partial(plugin_page, source, kind)
     files, errors = {}, []

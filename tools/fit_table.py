@@ -3,7 +3,7 @@
 """Sets the planner's estimates of device memory beside what others published: one table.
 
 tools/fit_table.py              the table
-tools/fit_table.py --markdown   the same for docs/
+tools/fit_table.py --markdown   the same as docs/reference/fit.md
 
 The published figures are in tests/fixtures/fit/published.yml, each with its source. Exit status 1: an estimate is
 further off than LIMITS allows, or the planner's yes or no differs from the publisher's.
@@ -91,6 +91,21 @@ def lines() -> list[Line]:
     return found
 
 
+def page() -> str:
+    """Return docs/reference/fit.md without its first line."""
+    head = ["deployment", "per device", "published", "estimated", "error", "source"]
+    rows = [[*cells(line), line.source] for line in lines()]
+    limits = ", ".join(f"{name} {limit:.0%}" for name, limit in LIMITS.items())
+    return f"""# Estimated and published device memory
+
+What `plan/fit/sizes.py` estimates for deployments that others published, per device. A test fails when an estimate is
+further off than this: {limits}. The KV cache gets what the rest leaves, so the rest is what is compared. "Serves" is
+whether the publisher says it runs, and whether the planner would let it.
+
+{chr(10).join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])}
+"""
+
+
 def cells(line: Line) -> list[str]:
     if line.figure == "serves":
         words = [{1.0: "yes", 0.0: "no"}[value] for value in (line.published, line.estimated)]
@@ -106,13 +121,10 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table with the sources")
     options = parser.parse_args()
     found = lines()
-    head = ["deployment", "per device", "published", "estimated", "error"]
     if options.markdown:
-        print("| " + " | ".join([*head, "source"]) + " |")
-        print("|" + "---|" * (len(head) + 1))
-        for line in found:
-            print("| " + " | ".join([*cells(line), line.source]) + " |")
+        print(page(), end="")
     else:
+        head = ["deployment", "per device", "published", "estimated", "error"]
         rows = [head, *map(cells, found)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         for row in rows:

@@ -12,6 +12,8 @@ from ansible.module_utils.vllm_ansible.hardware.values import word
 
 # Huawei's NPUs by PCI device id; other functions of that vendor are NICs and bridges of the Kunpeng itself.
 NPU_DEVICES = frozenset(("d100", "d105", "d107", "d500", "d801", "d802", "d803", "d806"))
+# The 950 knows no chips inside an NPU, and its npu-smi no option for one.
+ONE_CHIP = "19e5:d806"
 # Display controllers (VGA, 3D). An NVSwitch is a bridge (0680) and no accelerator.
 GPU_CLASSES = frozenset(("0300", "0302"))
 NVSWITCH_CLASS = "0680"
@@ -134,7 +136,7 @@ def _enrich_npus(host, npus, warn):
         if function is None:
             warn("W_NPU_COUNT", f"npu-smi lists NPU {chip['npu']} at {chip['pci']}, where PCI has none")
             continue
-        entries.append(_npu(function, chip, board, info["version"] or version))
+        entries.append(_npu(function, chip, board, board["driver"] or info["version"] or version))
         _examine(entries[-1], ask)
     for entry in npus:
         if entry["pci"] not in {other["pci"] for other in entries}:
@@ -147,6 +149,8 @@ def _enrich_npus(host, npus, warn):
     for npu, board in boards.items():
         if board["compatibility"] not in (None, "OK"):
             warn("W_NPU_FIRMWARE", f"driver and firmware of NPU {npu} do not match: {board['compatibility']}")
+        if board["driver"] and version and board["driver"] != version:
+            warn("W_NPU_REBOOT", f"NPU {npu} runs driver {board['driver']}, {version} is installed: reboot the host")
     _warn_sick(entries, warn)
     links = _links(npu_smi_topology(ask, entries), entries, "npu")
     return entries, links, hccn.gather_hccn(host, entries, environment, warn)
@@ -173,7 +177,8 @@ def _npu(function, chip, board, driver):
 def _examine(entry, ask):
     """Ask further about a chip that is not healthy, or whose memory the overview does not show."""
     if entry["health"] != HEALTHY:
-        detail = npu_smi.parse_health(ask(f"-t health -i {entry['board']} -c {entry['chip']}")[1])
+        chip = "" if entry["device_id"] == ONE_CHIP else f" -c {entry['chip']}"
+        detail = npu_smi.parse_health(ask(f"-t health -i {entry['board']}{chip}")[1])
         parts = [f"npu-smi says {entry['health'] or 'nothing of its health'}"]
         parts += [f"error code {detail['code']}"] if detail["code"] else []
         parts += [detail["information"]] if detail["information"] else []
@@ -284,9 +289,9 @@ def _gpu(entry, gpu):
 
 def _warn_sick(entries, warn):
     for entry in entries:
-        if entry["health"] not in (HEALTHY, LOST):
-            name = "NPU" if entry["kind"] == "npu" else "GPU"
-            warn(f"W_{name}_SICK", f"the {name} {entry['pci']} is not healthy: {'; '.join(entry['problems'])}")
+        if entry["health"] not in (None, HEALTHY, LOST):
+            code = "W_NPU_SICK" if entry["kind"] == "npu" else "W_GPU_SICK"
+            warn(code, f"the {entry['kind'].upper()} {entry['pci']} is not healthy: {'; '.join(entry['problems'])}")
 
 
 def _short(text):

@@ -11,8 +11,8 @@ TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 CONFIGURATION = "/etc/hccn.conf"
 QUESTIONS = ("ip", "gateway", "link", "net_health", "tls")
 
-# PCI device ids of the NPUs that have such ports: A2, A3, 950.
-DEVICES = frozenset(("19e5:d802", "19e5:d803", "19e5:d806"))
+# PCI device ids of the NPUs that have such ports: A1, A2, A3.
+DEVICES = frozenset(("19e5:d801", "19e5:d802", "19e5:d803"))
 
 
 def parse_address(text):

@@ -91,9 +91,13 @@ def parse_list(text):
 
 
 def parse_board(text):
-    """Parse ``npu-smi info -t board -i N``: {"firmware", "compatibility", "pci"}, each None where not printed."""
+    """Parse ``npu-smi info -t board -i N``: {"driver", "firmware", "compatibility", "pci"}, None where not printed.
+
+    ``driver`` is the one that runs; after an upgrade without a reboot, npu-smi itself is newer.
+    """
     values = named_values(text)
     return {
+        "driver": known(values.get("Software Version")),
         "firmware": known(values.get("Firmware Version")),
         "compatibility": known(values.get("Compatibility")),
         "pci": normalise_address(values.get("PCIe Bus Info")),

@@ -20,7 +20,7 @@ FIELDS = (
 )
 
 # What an answer says of a device that is gone, as a value or as a line of its own.
-_LOST = re.compile(r"GPU is lost|Unknown Error|ERR!", re.IGNORECASE)
+_LOST = re.compile(r"GPU is lost|GPU requires reset|Unknown Error|ERR!", re.IGNORECASE)
 _HANDLE = re.compile(
     r"device handle for GPU\s*(?:\d{1,4}:\s*)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]):\s*(\S.{0,200})"
 )

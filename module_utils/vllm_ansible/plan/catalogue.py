@@ -29,9 +29,10 @@ class Row(NamedTuple):
     Accelerators: `versions` are the components (cann, nnal, torch, torch_npu, triton_ascend, cuda, …), `families` the
     device families it runs on, `drivers` the ranges its toolkit was released for (see `versions.matches`), `features`
     a name to the floors below which the engine works without it (component or ``driver`` -> range), `quantisations`
-    what this engine version runs. `memory` holds `utilisation` (share of a device the engine may take) and, per rank,
-    `context_bytes`, `graph_bytes` and `comm_bytes`; one nobody published is absent. `status`: ``installable`` by this
-    version of the project, or ``plannable`` only.
+    what this engine version runs, `flag_choices` what the plugin adds to the choices of the engine's flags.
+    `memory` holds `utilisation` (share of a device the engine may take) and, per rank, `context_bytes`, `graph_bytes`
+    and `comm_bytes`; one nobody published is absent.
+    `status`: ``installable`` by this version of the project, or ``plannable`` only.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row(NamedTuple):
     service: Dict[str, Any]
     flags: Dict[str, Any]
     environment: Dict[str, Any]
+    flag_choices: Dict[str, List[str]] = {}
     plugin: str = ""
     plugin_version: str = ""
     versions: Dict[str, str] = {}
@@ -67,6 +69,15 @@ class Row(NamedTuple):
     memory: Dict[str, Any] = {}
     status: str = "installable"
     unverified: Dict[str, str] = {}
+
+    def flags_with_choices(self, known: Dict[str, Any]) -> Dict[str, Any]:
+        """Return the engine's flags (``flags.yml``) with the choices the plugin adds."""
+        extended = {
+            flag: dict(known[flag], choices=known[flag]["choices"] + extra)
+            for flag, extra in self.flag_choices.items()
+            if isinstance(known.get(flag, {}).get("choices"), list)
+        }
+        return dict(known, **extended)
 
     @property
     def architectures(self) -> Tuple[str, ...]:
@@ -107,6 +118,7 @@ def read_row(name: str, entry: Reader) -> Row:
     memory = entry.mapping("memory", required=True)
     defaults = entry.mapping("defaults", required=True)
     service = entry.mapping("service", required=True)
+    choices = entry.mapping("flag_choices")
     row = Row(
         name=name,
         engine=entry.text("engine", required=True),
@@ -139,6 +151,7 @@ def read_row(name: str, entry: Reader) -> Row:
         },
         flags=entry.mapping("flags").raw,
         environment=entry.mapping("environment").raw,
+        flag_choices={key: choices.texts(key) for key in choices.raw},
         plugin=entry.text("plugin"),
         plugin_version=entry.text("plugin_version"),
         versions=_texts(entry.mapping("versions")),

@@ -88,37 +88,45 @@ class Devices:
         for device in self.all:
             for pci in device.pci:
                 self._by_pci[pci] = self._by_pci.get(pci, ()) + (device,)
-        self._found: Dict[Tuple[str, str, str], Optional[Device]] = {}
+        self._found: Dict[Tuple[str, str, str, str, int], Optional[Device]] = {}
 
     def identify(self, accelerator: Any) -> Optional[Device]:
         """Return the device of one entry of the facts' ``accelerators`` (mapping or object), or None.
 
-        The PCI id decides; the name (``soc`` or ``model``) and the subsystem only choose between boards that share the
+        The PCI id decides; subsystem, name (``model`` or ``soc``) and memory only choose between boards that share the
         id. Without an id the name alone has to be enough.
         """
-        pci = _lower(accelerator, "device_id")
-        name = _lower(accelerator, "soc") or _lower(accelerator, "model")
-        # H200 and the like are told apart by the product name, NPUs by the chip's.
-        full = _lower(accelerator, "model") or name
-        subsystem = _lower(accelerator, "subsystem")
-        key = (pci, full + "\n" + name, subsystem)
+        key = (
+            _lower(accelerator, "device_id"),
+            _lower(accelerator, "subsystem"),
+            _lower(accelerator, "model"),
+            _lower(accelerator, "soc"),
+            _field(accelerator, "memory_bytes") or 0,
+        )
         if key not in self._found:
-            self._found[key] = self._identify(pci, (full, name), subsystem)
+            self._found[key] = self._identify(*key)
         return self._found[key]
 
-    def _identify(self, pci: str, names: Tuple[str, str], subsystem: str) -> Optional[Device]:
+    def _identify(self, pci: str, subsystem: str, model: str, soc: str, memory_bytes: int) -> Optional[Device]:
         known = self._by_pci.get(pci, ()) if pci else self.all
-        fitting = [d for d in known if any(n and d.named(n) for n in names)]
-        if fitting:
-            return fitting[0]
-        if not pci or not known:
-            return None
         boards = [d for d in known if subsystem and subsystem in d.subsystems] or list(known)
+        named = [d for d in boards if any(name and d.named(name) for name in (model, soc))]
+        if not named and not pci:
+            return None
+        boards = named or boards
+        if not boards:
+            return None
+        if memory_bytes:
+            return min(boards, key=lambda d: abs(d.memory_bytes - memory_bytes))
         if len({d.memory_bytes for d in boards}) > 1:
             return boards[0]._replace(memory_bytes=0)
         return boards[0]
 
 
+def _field(accelerator: Any, field: str) -> Any:
+    return accelerator.get(field) if isinstance(accelerator, dict) else getattr(accelerator, field, None)
+
+
 def _lower(accelerator: Any, field: str) -> str:
-    value = accelerator.get(field) if isinstance(accelerator, dict) else getattr(accelerator, field, None)
+    value = _field(accelerator, field)
     return value.strip().lower() if isinstance(value, str) else ""

@@ -149,7 +149,8 @@ def _sized(claim: Claim, members: List[Host], sizing: Sizing, findings: Findings
     alone: List[Host] = []
     for own in kinds.values():
         present = [host for host in own if host.hardware is not None]
-        size = sizing.size(claim, present) if present else 1
+        absent = [host for host in own if host.hardware is None]
+        size = sizing.size(claim, present + absent) if present else 1
         if size == 1:
             alone += own
         elif size == 0:

@@ -122,6 +122,36 @@ def read_facts(hosts: Dict[str, Host], raw: Dict[str, Any], claims: List[Claim],
             )
         for code, message in host.hardware.warnings:
             findings.warning("W_HARDWARE", "{} ({})".format(message, code), host.name, "vllm_hardware.warnings")
+    _find_twins(hosts, raw, findings)
+
+
+def _find_twins(hosts: Dict[str, Host], raw: Dict[str, Any], findings: Findings) -> None:
+    """Engine hosts with one address are one machine under two names, unless one recording stands for both."""
+    first: Dict[str, Host] = {}
+    for host in hosts.values():
+        if not host.engine or not host.address:
+            continue
+        other = first.setdefault(host.address, host)
+        if other is host:
+            continue
+        message = "{} and {} have the address {}".format(other.name, host.name, host.address)
+        if raw[host.name].get("address") and raw[other.name].get("address"):
+            findings.problem(
+                "E_HOST_TWICE",
+                message + ": the same machine would be deployed twice",
+                "one name per machine, or different values of engine_address",
+                host=host.name,
+                field="engine_address",
+                seen=host.address,
+            )
+        else:
+            findings.warning(
+                "W_HOST_TWICE",
+                message
+                + ": one machine under two names, or one recording used for both; engine_address tells them apart",
+                host.name,
+                "vllm_hardware.default_address",
+            )
 
 
 def load_catalogue(raw: Any, own_models: Any, findings: Findings) -> Catalogue:

@@ -22,6 +22,7 @@ class Platform(NamedTuple):
     families: Dict[str, Tuple[str, ...]]
     kernels: Dict[str, Tuple[str, ...]]
     glibc: str
+    unverified: Dict[str, str] = {}
 
     def is_of(self, os_id: str, version_id: str, version: str) -> bool:
         """Whether os-release with these ID, VERSION_ID and VERSION describes this platform."""
@@ -45,6 +46,7 @@ def read_platform(name: str, entry: Reader) -> Platform:
         families={a: tuple(families.texts(a)) for a in families.raw},
         kernels={a: tuple(kernels.texts(a)) for a in kernels.raw},
         glibc=entry.text("glibc"),
+        unverified=entry.mapping("unverified").raw,
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses a row for a machine: the newest final one that fits everything, with the reason for each that does not."""
 
+import re
 from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import platforms, versions
@@ -85,9 +86,14 @@ def choose(catalogue: Catalogue, backend: str, pinned_version: Optional[str], fa
     """Return the newest row of `backend` (or of the pinned version) that fits `facts`; rows are never mixed."""
     rejected: List[Rejected] = []
     rows = candidates(catalogue, backend, pinned_version)
+    undriven = _platform(catalogue, rows[0], facts) if rows else None
+    if undriven:  # the same for every row
+        return Choice(None, (undriven,))
     # rows for other devices say nothing about this machine, as long as there are some for its own
     for row in [r for r in rows if set(facts.families) & set(r.families)] or rows:
-        reasons = [r for check in CHECKS for r in [check(catalogue, row, facts)] if r is not None]
+        strange = _families(catalogue, row, facts)
+        # what else a row needs says nothing about a machine whose devices it cannot drive
+        reasons = [strange] if strange else [r for c in CHECKS for r in [c(catalogue, row, facts)] if r is not None]
         if not reasons:
             cautions = ["{}: {}".format(field, row.unverified[field]) for field in sorted(row.unverified)]
             return Choice(row, tuple(rejected), tuple(cautions))
@@ -161,11 +167,17 @@ def _driver(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rej
     if versions.valid(facts.driver) and versions.matches(facts.driver, row.drivers):
         return None
     toolkit = next((k for k in ("cann", "cuda") if k in row.versions), "")
+    wanted = "driver {}".format(in_words(row.drivers))
+    needs = "{} {}".format(toolkit.upper(), row.versions[toolkit]) if toolkit else "the row"
     return Rejected(
-        row.name, "{} wants a driver of {}".format(
-            "{} {}".format(toolkit.upper(), row.versions[toolkit]) if toolkit else "the row", " or ".join(row.drivers)),
-        facts.driver, "a driver of {}".format(" or ".join(row.drivers)), "vllm_hardware.accelerators.driver",
+        row.name, "{} needs {}".format(needs, wanted), facts.driver, wanted, "vllm_hardware.accelerators.driver"
     )  # fmt: skip
+
+
+def in_words(ranges: Sequence[str]) -> str:
+    """Return version ranges as a person says them: ``25.2.X, 25.3.X or 26.0.RC1.X``, ``580.65.06 or newer``."""
+    texts = [re.sub(r"^>=\s*(\S+)\Z", r"\1 or newer", text) for text in ranges]
+    return ", ".join(texts[:-1]) + " or " + texts[-1] if len(texts) > 1 else "".join(texts)
 
 
 def _platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
@@ -185,7 +197,7 @@ def _platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[R
     )  # fmt: skip
 
 
-CHECKS: Tuple[Check, ...] = (_families, _architecture, _isa, _glibc, _pages, _driver, _platform)
+CHECKS: Tuple[Check, ...] = (_architecture, _isa, _glibc, _pages, _driver)
 
 
 def missing_features(row: Row, driver: str) -> List[Tuple[str, str, str]]:

@@ -90,6 +90,7 @@ def apply_extras(group: Group, context: Context) -> None:
         )
         group.failed = True
         return
+    known = None if known is None else row.flags_with_choices(known)
     for name in sorted(group.flags):
         if known is not None:
             _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)

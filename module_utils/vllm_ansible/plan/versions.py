@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"[0-9]+|[a-z]+")
 _VALID = re.compile(r"v?[0-9]+(?:[._-]?[0-9a-z]+)*(?:\+[0-9a-z._-]+)?\Z")
 _RANKS = {"dev": -4, "a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1, "post": 1, "p": 1, "sp": 1}
 _COMPARATOR = re.compile(r"(>=|<=|==|!=|=|>|<)?\s*(\S+)\Z")
-_FAMILY = re.compile(r"([0-9]+(?:\.[0-9]+)*)\.[x*]\Z")
+_FAMILY = re.compile(r"([0-9]+(?:\.[0-9a-z]+)*)\.[x*]\Z")
 
 Key = Tuple[Tuple[int, ...], Tuple[Tuple[int, int], ...], Tuple[Tuple[int, int, str], ...]]
 
@@ -71,9 +71,10 @@ def prerelease(version: str) -> bool:
 def matches(version: str, ranges: Union[str, Iterable[str]]) -> bool:
     """Whether `version` lies in one of `ranges`; ValueError when it, or a bound, is no version.
 
-    A range is a family (``25.2.X``: everything whose release begins so, its candidates too), an exact version with its
-    aliases (``26.0.RC1/25.7.RC1``), or bounds that all have to hold (``>=3.10, <3.13``). A bound without a local part
-    does not look at the version's.
+    A range is a family, an exact version, or bounds that all have to hold (``>=3.10, <3.13``); ``/`` separates two
+    names of the same (``26.0.RC1/25.7.RC1``). Families: ``25.2.X`` is everything of that release with its candidates,
+    ``24.1.0.X`` a release with its corrections, ``25.0.RC1.X`` a candidate with its corrections. A bound without a
+    local part does not look at the version's.
     """
     found = key(version)
     listed = (ranges,) if isinstance(ranges, str) else ranges
@@ -84,12 +85,19 @@ def _in_range(found: Key, text: str) -> bool:
     return all(any(_holds(found, alias.strip()) for alias in bound.split("/")) for bound in text.split(","))
 
 
+def _in_family(found: Key, name: str) -> bool:
+    wanted = key(name)
+    if len(wanted[1]) > 1:  # a candidate: the same one, or a correction of it
+        return found[0] == wanted[0] and found[1][: len(wanted[1]) - 1] == wanted[1][:-1]
+    numbers = tuple(int(part) for part in name.split("."))
+    release = (found[0] + (0,) * len(numbers))[: len(numbers)]
+    return release == numbers and (len(numbers) < 3 or found[1][0][0] >= 0)
+
+
 def _holds(found: Key, bound: str) -> bool:
     family = _FAMILY.match(bound.lower())
     if family:
-        wanted = tuple(int(part) for part in family.group(1).split("."))
-        release = found[0] + (0,) * len(wanted)
-        return release[: len(wanted)] == wanted
+        return _in_family(found, family.group(1))
     match = _COMPARATOR.match(bound)
     if match is None:
         raise ValueError("{!r} is not a version range".format(bound))

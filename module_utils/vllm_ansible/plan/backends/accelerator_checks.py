@@ -7,7 +7,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
-from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
@@ -111,23 +110,28 @@ def check_alike(group: Group, found: Sequence[Found], kind: str, context: Contex
 def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context) -> None:
     """Take the newest row that fits every host, or say what is against the one that comes closest."""
     pinned = group.request.version
-    taken: List[Tuple[int, Row, rows.Choice]] = []
-    order = [row.name for row in rows.candidates(context.catalogue, group.backend, pinned)]
+    machines: Dict[rows.MachineFacts, Host] = {}
     for host, own in zip(group.hosts, found):
         assert host.hardware is not None
-        machine = rows.facts_of(
-            host.hardware,
-            [own.device.family],
-            driver_of(host.hardware, kind),
-            driver_of(host.hardware, kind, "firmware"),
-        )
-        own_choice = rows.choose(context.catalogue, group.backend, pinned, machine)
-        if own_choice.row is None:
-            _no_row(group, host, own_choice.rejected, context)
+        versions = [driver_of(host.hardware, kind, part) for part in ("driver", "firmware")]
+        machines.setdefault(rows.facts_of(host.hardware, [own.device.family], *versions), host)
+    for release in [pinned] + [row.release for row in rows.candidates(context.catalogue, group.backend, pinned)]:
+        choices = [rows.choose(context.catalogue, group.backend, release, machine) for machine in machines]
+        unfit = [(host, choice) for host, choice in zip(machines.values(), choices) if choice.row is None]
+        if release == pinned and unfit:
+            _no_row(group, unfit[0][0], unfit[0][1].rejected, context)
             return
-        taken.append((order.index(own_choice.row.name), own_choice.row, own_choice))
-    # the oldest of the rows: an older host of a group holds the others back
-    _place, row, choice = max(taken, key=lambda entry: entry[0])
+        if not unfit and len({choice.row.name for choice in choices if choice.row}) == 1:
+            break
+    else:
+        fail(group, context, "E_GROUP_MIXED",
+             "No row of the catalogue fits all of {}".format(", ".join(host.name for host in machines.values())),
+             "hosts with one operating system", "vllm_hardware.os",
+             ", ".join(host.hardware.os_name for host in machines.values() if host.hardware))  # fmt: skip
+        return
+    choice = choices[0]
+    row = choice.row
+    assert row is not None
     group.row = row
     newer = sorted({r.row for r in choice.rejected})
     because = "row {} is the newest final one that fits".format(row.name)
@@ -137,17 +141,23 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
         "R_ROW_PINNED" if pinned else "R_ROW_NEWEST",
         "engine.version",
         "{} {}".format(row.engine, row.version)
-        + " with {} {}".format(row.plugin, row.plugin_version) * bool(row.plugin),
+        + (" with {} {}".format(row.plugin, row.plugin_version) if row.plugin else ""),
         "engine_request.version asks for it" if pinned else because,
         group=group.name,
     )
-    for caution in choice.cautions:
-        context.findings.warning("W_ROW_UNVERIFIED", "Row {}: {}".format(row.name, caution), field="catalogue.rows")
+    if choice.cautions:
+        context.findings.warning(
+            "W_ROW_UNVERIFIED",
+            "Not verified of row {}: {}".format(row.name, "; ".join(choice.cautions)),
+            field="catalogue.rows." + row.name,
+        )
 
 
 def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context) -> None:
-    available = rows.candidates(context.catalogue, group.backend, group.request.version)
-    if not available:
+    reasons: Dict[str, List[Any]] = {}
+    for entry in rejected:
+        reasons.setdefault(entry.row, []).append(entry)
+    if not reasons:
         finals = rows.candidates(context.catalogue, group.backend, None)
         names = sorted({row.plugin_version or row.version for row in finals})
         if group.request.version and finals:
@@ -157,20 +167,17 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
                  group.request.version)  # fmt: skip
         else:
             fail(group, context, "E_NO_ENGINE",
-                 "No engine for backend {}: the catalogue has no row for it".format(group.backend),
+                 "No engine for the {} of {}: the catalogue has no row for it".format(group.device, host.name),
                  "hosts without accelerators in {}, or backend: cpu for those with a fitting CPU".format(group.pool),
                  "engine_request.backend", group.backend)  # fmt: skip
         return
-    reasons: Dict[str, List[Any]] = {}
-    for entry in rejected:
-        reasons.setdefault(entry.row, []).append(entry)
-    nearest = min(available, key=lambda row: len(reasons.get(row.name, [])))
-    for entry in reasons.get(nearest.name, []):
-        others = sorted({e.row for e in rejected if e.field == entry.field and e.row != nearest.name})
+    order = [row.name for row in rows.candidates(context.catalogue, group.backend, group.request.version)]
+    nearest = min(reasons, key=lambda name: (len(reasons[name]), order.index(name)))
+    for entry in reasons[nearest]:
+        others = ["{}: {}".format(e.row, e.reason) for e in rejected if e.field == entry.field and e.row != nearest]
         fail(group, context, ROW_CODES.get(entry.field, "E_ROW"),
-             "{}: row {} {}{}".format(
-                 host.name, nearest.name, entry.reason,
-                 "; nor does {} fit".format(" or ".join(others)) if others else ""),
+             "{} does not fit row {}: {}{}".format(
+                 host.name, nearest, entry.reason, "; nor the others, {}".format(", ".join(others)) if others else ""),
              entry.set_to, entry.field, entry.seen, host)  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
     while not request.max_model_len and lengths[-1] // 2 >= min(SHORTEST, limit):
         lengths.append(lengths[-1] // 2)
     sequences = request.max_num_seqs or row.defaults["max_num_seqs"]
+    total = min(device_bytes(own) for own in found)
     return Question(
         shape=shape,
         scheme=scheme_of(shape, model.quantisation, DTYPE_BYTES[group.dtype]),
@@ -59,8 +60,9 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
             row.memory,
             utilisation(group, row),
             row.mla_block_tokens if shape.mla else row.block_tokens,
+            total,
         ),
-        device_bytes=int(min(device_bytes(own) for own in found) * USABLE[group.backend]),
+        device_bytes=int(total * USABLE[group.backend]),
         per_host=min(len(own.healthy) for own in found) if group.allotted is None else group.allotted,
         hosts=tuple(hosts),
         lengths=tuple(lengths),

@@ -18,16 +18,15 @@ SAMPLER_COPIES = 10
 
 
 # What an engine takes beside the model on one rank, where a row has no figure of its own.
-# ascend: context 0.22 GiB and graphs 0.79 GiB as printed (vllm-ascend#13439); each communicator twice HCCL_BUFFSIZE,
+# ascend: context 0.22 GiB and graphs 0.79 GiB as printed (vllm-ascend#13439); a communicator takes twice HCCL_BUFFSIZE,
 # 200 MB by default (HCCL documentation). Two of them and the context make 1.0 GiB; 1.05 is printed (vllm-ascend#10122).
 # cuda: context 0.33 GiB on one device (vllm#14452; 0.30 in #15815), 2.57 GiB with NCCL on sixteen (vllm#13074); graphs
 # 2464 MiB (vllm#7553).
 GIB = 1024**3
 TAKEN = {
-    "ascend": {"context_bytes": int(0.22 * GIB), "graph_bytes": int(0.79 * GIB), "comm_bytes": 0},
+    "ascend": {"context_bytes": int(0.22 * GIB), "graph_bytes": int(0.79 * GIB), "comm_bytes": 200 * 1024**2},
     "cuda": {"context_bytes": int(0.33 * GIB), "graph_bytes": 2464 * 1024**2, "comm_bytes": int((2.57 - 0.33) * GIB)},
 }
-COMMUNICATOR = {"ascend": 2 * 200 * 1024**2, "cuda": 0}
 
 
 class Scheme(NamedTuple):
@@ -113,16 +112,27 @@ class Memory(NamedTuple):
         return max(0, self.kv_cache) // self.token if self.token else 0
 
 
-def taken(backend: str, known: Mapping[str, Any], utilisation: float, block_tokens: int) -> Overheads:
-    """Return the overheads of a row: its own figures in `known`, else the published ones."""
+def taken(
+    backend: str, known: Mapping[str, Any], utilisation: float, block_tokens: int, device_bytes: int = 0
+) -> Overheads:
+    """Return the overheads of a row: its own figures in `known`, else the published ones.
+
+    `device_bytes` is all memory of the device. On Ascend a row's `context_bytes` counts what the vendor's tool shows as
+    taken on an idle device, and most of that is the part no framework sees; `comm_bytes` is the buffer of one
+    communicator, which holds two.
+    """
     figures = {key: int(known.get(key, usual)) for key, usual in TAKEN[backend].items()}
+    ascend = backend == "ascend"
+    if ascend and "context_bytes" in known:
+        unseen = int(device_bytes * (1 - USABLE[backend]))
+        figures["context_bytes"] = max(TAKEN[backend]["context_bytes"], figures["context_bytes"] - unseen)
     return Overheads(
         utilisation=utilisation,
         context=figures["context_bytes"],
         graph=figures["graph_bytes"],
-        communication=figures["comm_bytes"],
+        communication=0 if ascend else figures["comm_bytes"],
         block_tokens=block_tokens,
-        communicator=0 if "comm_bytes" in known else COMMUNICATOR[backend],
+        communicator=2 * figures["comm_bytes"] if ascend else 0,
     )
 
 

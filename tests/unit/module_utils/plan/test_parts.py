@@ -157,7 +157,7 @@ def test_nearest_names_one_word_or_all():
         ({"model": "m", "device": "auto", "quantization": "none"}, {"backend": None, "dtype": None}),
         ({"model": "m", "quantization": "FP16"}, {"dtype": "float16"}),
         ({"model": "m", "max_num_batches": 8, "max_num_seqs": 8}, {"max_num_seqs": 8}),
-        ({"model": "m", "port": None}, {"port": None, "nodes": 1}),
+        ({"model": "m", "port": None}, {"port": None, "nodes": None}),
     ],
 )
 def test_requests_are_normalised(request_, expected):

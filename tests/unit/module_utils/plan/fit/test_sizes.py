@@ -120,7 +120,16 @@ def test_communication_counts_the_groups_of_ranks_and_is_nothing_on_one_device()
 
 
 def test_figures_of_a_row_replace_the_published_ones():
-    assert sizes.taken("ascend", {}, 0.9, 128).communicator > 0
-    row = sizes.taken("ascend", {"comm_bytes": 7, "context_bytes": 5}, 0.9, 128)
-    assert (row.communication, row.communicator, row.context) == (7, 0, 5)
-    assert row.graph == sizes.TAKEN["ascend"]["graph_bytes"]
+    usual = sizes.TAKEN["cuda"]
+    row = sizes.taken("cuda", {"comm_bytes": 7}, 0.9, 16)
+    assert (row.communication, row.communicator, row.context) == (7, 0, usual["context_bytes"])
+    row = sizes.taken("ascend", {"comm_bytes": 7}, 0.9, 128)
+    assert (row.communication, row.communicator, row.graph) == (0, 14, sizes.TAKEN["ascend"]["graph_bytes"])
+
+
+def test_what_no_framework_sees_of_an_npu_is_not_counted_twice():
+    idle = {"context_bytes": int(3.5 * sizes.GIB)}
+    seen = sizes.taken("ascend", idle, 0.9, 128, 64 * sizes.GIB).context
+    assert seen == pytest.approx((3.5 - 64 * (1 - sizes.USABLE["ascend"])) * sizes.GIB, rel=0.001)
+    assert sizes.taken("ascend", idle, 0.9, 128, 128 * sizes.GIB).context == sizes.TAKEN["ascend"]["context_bytes"]
+    assert sizes.taken("cuda", idle, 0.9, 16, 80 * sizes.GIB).context == idle["context_bytes"]
