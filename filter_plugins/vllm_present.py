@@ -32,6 +32,18 @@ PARTS = {
     "context": "driver context",
     "overhead": "processes",
 }
+ALIKE = (
+    "pool",
+    "model",
+    "layout",
+    "dtype",
+    "quantisation",
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "memory",
+    "build",
+)
 SIZES = {"tensor_parallel": "TP", "pipeline_parallel": "PP", "data_parallel": "DP", "expert_parallel": "EP"}
 Plan = str | Mapping[str, Any]
 
@@ -49,11 +61,14 @@ def pad(text: str, columns: int) -> str:
 def cut(text: str, columns: int) -> str:
     """Return `text` on one line, shortened with an ellipsis to at most `columns` terminal columns."""
     text = " ".join(text.split())
-    if width(text) <= columns:
+    if len(text) <= columns and width(text) <= columns:
         return text
-    while width(text) > columns - 1:
-        text = text[:-1]
-    return text + "…"
+    kept = 0
+    for position, character in enumerate(text):
+        kept += width(character)
+        if kept > columns - 1:
+            return text[:position] + "…"
+    return text
 
 
 def wrap(text: str, columns: int) -> list[str]:
@@ -92,7 +107,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), p) if p.isdecimal() else (1, 0, p) for p in re.split(r"([0-9]+)", name) if p]
 
 
-def host_list(names: Iterable[str], columns: int = 0) -> str:
+def host_list(names: Iterable[str], columns: int = 0, word: str = "host") -> str:
     """Return host names in the range syntax of an inventory: ``gpu01, npu[01:16], cpu[01:99:2]``.
 
     A list longer than `columns` (0: any length) is cut, and says how many hosts it stands for.
@@ -111,7 +126,7 @@ def host_list(names: Iterable[str], columns: int = 0) -> str:
             spans.append(before + (one if first == last else f"[{one}:{other}{step}]") + after)
     text = ", ".join(spans)
     if columns and width(text) > columns:
-        return cut(text, columns - 12) + f" ({count(len(names), 'host')})"
+        return cut(text, columns - 12) + f" ({count(len(names), word)})"
     return text
 
 
@@ -174,23 +189,40 @@ def layout_text(layout: Mapping[str, int]) -> str:
 
 
 def versions_text(plan: Mapping[str, Any], group: Mapping[str, Any]) -> str:
-    """Return the row a group runs: engine, plugin, every other component, patches."""
+    """Return the row a group runs: engine, plugin, every other component, drivers, our patches."""
     build: Mapping[str, Any] = next((b for b in plan["builds"] if b["build"] == group.get("build")), {})
-    row = group.get("row") or build.get("row")
-    components = group.get("versions") or build.get("versions") or {}
-    parts = [f"{build['engine']} {build['version']} for {build['backend']}"] if build else []
-    parts += [f"{name} {version}" for name, version in components.items() if version]
+    versions = group.get("versions") or {}
+    # the engine and its plugin first
+    parts = [f"{name} {versions[name]}" for name in sorted(versions, key=lambda n: (not n.startswith("vllm"), n))]
     if build:
-        parts.append(f"patches {build['local_version']}" if build.get("local_version") else "unpatched")
-    return ", ".join(parts) + (f" (row {row})" if row else "")
+        parts.append(f"patches {build['local_version']}" if build["local_version"] else "unpatched")
+    return ", ".join(parts) + (f" (row {group['row']})" if group.get("row") else "")
+
+
+def devices_text(group: Mapping[str, Any]) -> str:
+    """Return the devices of a group: ``8 a100-80g on each host``; nothing on CPUs."""
+    numbers = [len(own) for own in (group.get("devices") or {}).values()]
+    if not any(numbers):
+        return ""
+    kind = group.get("device") or "devices"
+    return f"{numbers[0]} {kind}" + (" on each host" if len(numbers) > 1 else "")
+
+
+def runs_text(group: Mapping[str, Any]) -> str:
+    """Return how a group computes and what it carries: ``bfloat16, 16384 tokens of context, 64 requests at once``."""
+    length = f"{group['max_model_len']} tokens of context" if group.get("max_model_len") else None
+    requests = f"{group['max_num_seqs']} requests at once" if group.get("max_num_seqs") else None
+    tokens = (group.get("memory") or {}).get("kv_cache_tokens")
+    held = f"a cache of {tokens} tokens" if tokens else None
+    return ", ".join(filter(None, (group.get("dtype"), group.get("quantisation"), length, requests, held)))
 
 
 def variants(plan: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Return the groups by pool, those of a pool that look alike together."""
     alike: dict[str, list[Mapping[str, Any]]] = {}
     for group in plan["groups"]:
-        own = {key: group.get(key) for key in ("pool", "model", "layout", "dtype", "max_model_len", "memory", "build")}
-        own["members"] = len(group["members"])
+        own = {key: group.get(key) for key in ALIKE}
+        own["members"] = [len((group.get("devices") or {}).get(member["host"], [])) for member in group["members"]]
         alike.setdefault(json.dumps(own, sort_keys=True), []).append(group)
     return sorted(((groups[0]["pool"], groups) for groups in alike.values()), key=lambda entry: natural(entry[0]))
 
@@ -215,18 +247,17 @@ def pool_lines(plan: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], fou
     first, hosts = groups[0], sorted(set(hosts_of(groups)), key=natural)
     engines = count(len(groups), "engine")
     each = f", {len(first['members'])} hosts per engine" if len(first["members"]) > 1 else ""
-    length = f"{first['max_model_len']} tokens of context" if first.get("max_model_len") else ""
     memory = first.get("memory") or {}
-    where = "of each device" if size(memory, "capacity") else "of the host"
+    where = "of each device" if devices_text(first) else "of the host"
     states = [found.get("hosts", {}).get(host, {}).get("state") for host in hosts]
     changes = ", ".join(f"{states.count(state)} {state}" for state in ("new", "changed", "same") if state in states)
     lines = [
         f"{first['pool']}: {first['model']}",
         *labelled([
             ("hosts", f"{host_list(hosts, 3 * LIST)} ({count(len(hosts), 'host')}, {engines}{each})"),
-            ("layout", layout_text(first["layout"])),
+            ("layout", ": ".join(filter(None, (devices_text(first), layout_text(first["layout"]))))),
             ("versions", versions_text(plan, first)),
-            ("runs", ", ".join(part for part in (first.get("dtype"), length) if part)),
+            ("runs", runs_text(first)),
             ("endpoint", ports_text(groups)),
         ]),
     ]  # fmt: skip
@@ -281,7 +312,7 @@ def not_installable(plan: Mapping[str, Any]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for entry in plan.get("not_installable") or []:
         alike.setdefault(str(entry["because"]), []).append(str(entry["group"]))
-    return [f"{host_list(groups, LIST)}: {because}" for because, groups in alike.items()]
+    return [f"{host_list(groups, LIST, 'engine')}: {because}" for because, groups in alike.items()]
 
 
 def warning_lines(plan: Mapping[str, Any]) -> list[str]:
@@ -419,10 +450,11 @@ def vllm_report_markdown(plan: Plan, difference: Plan | None = None) -> str:
     rows = []
     for pool, groups in variants(planned):
         first, memory = groups[0], groups[0].get("memory") or {}
-        length, used = first.get("max_model_len") or "", memory_bar(memory) if size(memory, "total") else ""
-        row = [pool, first["model"], host_list(hosts_of(groups), LIST), len(groups), layout_text(first["layout"])]
-        rows.append([*row, first.get("dtype"), length, ports_text(groups), f"`{used}`" if used else ""])
-    head = ["pool", "model", "hosts", "engines", "layout", "dtype", "context", "endpoint", "memory"]
+        used = f"`{memory_bar(memory)}`" if size(memory, "total") else ""
+        layout = ": ".join(filter(None, (devices_text(first), layout_text(first["layout"]))))
+        row = [pool, first["model"], host_list(hosts_of(groups), LIST), len(groups), layout, runs_text(first)]
+        rows.append([*row, ports_text(groups), used])
+    head = ["pool", "model", "hosts", "engines", "layout", "runs", "endpoint", "memory"]
     lines += ["## Pools", "", *markdown_table(head, rows), ""]
     lines += ["Memory: `w` weights, `k` KV cache, `+` the rest, of each device or of the host's budget.", ""]
     rows = [

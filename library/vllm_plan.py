@@ -65,7 +65,7 @@ options:
     description:
       - Folder on the controller with recorded hardware facts, C(<name>.json) or C(<name>/facts.json), where the name is
         the host's C(machine) or else the host's own. Used instead of C(hardware), so that a fleet can be planned before
-        it exists.
+        it exists. A C(machine) may be a mapping of C(name) and C(facts), which are laid over those of that machine.
     type: path
   machines:
     description: Folder of reference machines, looked into for a C(machine) that is not in O(recorded_hardware).
@@ -211,14 +211,15 @@ class Recordings:
         """Put the recorded facts, and a recorded plan, into every host. Returns host -> {machine, provenance}."""
         used, missing = {}, []
         for name, entry in hosts.items():
-            machine = entry.get("machine")
+            machine, changed = self.machine_of(name, entry.get("machine"))
             folders = self.folders if machine else self.folders[:1]
-            path = self.find(folders, str(machine or name))
+            path = self.find(folders, machine or name)
             if path is not None:
-                used[name] = {"machine": machine or name, "provenance": self.provenance(path)}
+                kind = ", ".join([self.provenance(path)] + ["with other " + key for key in sorted(changed)])
+                used[name] = {"machine": machine or name, "provenance": kind}
             elif machine:
                 missing.append("{} ({})".format(machine, name))
-            entry["hardware"] = None if path is None else self.facts(path)
+            entry["hardware"] = None if path is None else lay_over(self.facts(path), changed)
             plan = os.path.join(self.folders[0], name + ".plan.json")
             entry["applied"] = self.load(plan) if os.path.exists(plan) else None
         if missing:
@@ -227,6 +228,16 @@ class Recordings:
                 msg="No recording of {}. Set engine_machine to one of: {}".format(", ".join(missing), ", ".join(known))
             )
         return used
+
+    def machine_of(self, host, machine):
+        """Return the name of the machine a host is planned as, empty for its own, and the facts laid over it."""
+        named = machine if isinstance(machine, dict) else {"name": machine or ""}
+        name, changed = named.get("name", ""), named.get("facts", {})
+        if not isinstance(name, str) or not isinstance(changed, dict) or set(named) - {"name", "facts"}:
+            self.module.fail_json(
+                msg="engine_machine of {} has to be a name or {{name: <name>, facts: {{…}}}}: {}".format(host, machine)
+            )
+        return name, changed
 
     def find(self, folders, name):
         """Return the file of facts called `name`, or None."""
@@ -268,6 +279,13 @@ class Recordings:
         return self.read[path]
 
 
+def lay_over(facts, changed):
+    """Return `facts` with `changed` laid over them, mappings key by key, everything else replaced."""
+    if not isinstance(facts, dict) or not isinstance(changed, dict):
+        return changed
+    return dict(facts, **{key: lay_over(facts.get(key), value) for key, value in changed.items()})
+
+
 def summary(problems):
     """Return all problems as one text, for callers that only see `msg`."""
     lines = ["No valid plan: {} problem{}".format(len(problems), "" if len(problems) == 1 else "s")]
@@ -295,7 +313,7 @@ def plan_hosts(module, hosts):
 
 
 def as_text(value):
-    """Return `value` as JSON text that stays a text in ansible-core 2.16, which makes values of one with a brace first."""
+    """Return `value` as JSON text, with a blank first: see the documentation of `as_text`."""
     return " " + canonical_json(value)
 
 

@@ -163,7 +163,8 @@ def _rank(role: str) -> Tuple[int, int, str]:
 
 def _builds(plan: Dict[str, Any]) -> List[Dict[str, Any]]:
     steps = [_step("build", "release " + build["build"], [build["host"]]) for build in plan["builds"]]
-    builders = sorted({build["host"] for build in plan["builds"]}, key=natural_key)
+    # a row that cannot be installed yet needs no build host
+    builders = sorted({build["host"] for build in plan["builds"] if build["host"]}, key=natural_key)
     for model in plan["models"] if builders else []:
         making = [
             name

@@ -22,8 +22,8 @@ from filter_plugins import vllm_present
 from tools import golden
 
 
-def stored(case: str) -> dict:
-    return json.loads((golden.GOLDEN / case / "plan.json").read_text())
+def planned(case: str) -> dict:
+    return golden.plan(case)
 
 
 @pytest.mark.parametrize(("text", "columns"), [("abc", 3), ("模型", 4), ("e\u0301", 1), ("ａ", 2), ("", 0)])
@@ -92,7 +92,7 @@ def test_a_long_list_of_hosts_is_cut_and_counted():
 
 
 def test_the_plan_shows_what_is_decided():
-    plan = stored("cpu-demo")
+    plan = planned("cpu-demo")
     text = vllm_present.vllm_plan_table(plan, difference(plan, {}))
     for wanted in (
         "Plan for 3 hosts, 2 engines: 2 new",
@@ -111,7 +111,7 @@ def test_the_plan_shows_what_is_decided():
 
 
 def test_a_plan_as_text_shows_the_same():
-    plan = stored("cpu-demo")
+    plan = planned("cpu-demo")
     found = difference(plan, {})
     texts = [" " + json.dumps(part) for part in (plan, found)]
     assert vllm_present.vllm_plan_table(*texts) == vllm_present.vllm_plan_table(plan, found)
@@ -121,7 +121,7 @@ def test_a_plan_as_text_shows_the_same():
 
 def changed() -> tuple[dict, dict]:
     """The demo's plan against hosts of which one runs a shorter context and the other a chat template with bars."""
-    plan = stored("cpu-demo")
+    plan = planned("cpu-demo")
     applied = copy.deepcopy(plan["hosts"])
     flags = [applied[h]["slices"]["engine_service"]["instances"][0]["flags"] for h in ("cpu01", "cpu02")]
     flags[0]["max-model-len"] = 512
@@ -150,7 +150,7 @@ def test_the_same_change_on_many_hosts_is_one_line():
 
 
 def test_groups_that_look_alike_are_one_block():
-    plan = stored("cpu-two-sockets")
+    plan = planned("cpu-two-sockets")
     groups = [copy.deepcopy(plan["groups"][0]) for _ in range(40)]
     for number, group in enumerate(groups):
         group["members"][0]["host"] = f"cpu{number:02d}"
@@ -162,7 +162,7 @@ def test_groups_that_look_alike_are_one_block():
 
 
 def test_what_it_was_planned_from_is_said():
-    plan = stored("cpu-demo")
+    plan = planned("cpu-demo")
     machines = {
         "cpu01": {"machine": "a100-4", "provenance": "reconstructed"},
         "cpu02": {"machine": "cpu02", "provenance": "recorded"},
@@ -176,7 +176,7 @@ def test_what_it_was_planned_from_is_said():
 
 
 def test_what_cannot_be_installed_yet_is_said():
-    plan = {**stored("cpu-demo"), "not_installable": [{"group": "smollm2-cpu01", "because": "row x is plannable"}]}
+    plan = {**planned("cpu-demo"), "not_installable": [{"group": "smollm2-cpu01", "because": "row x is plannable"}]}
     assert "blocked   cannot be installed yet: smollm2-cpu01: row x is plannable" in vllm_present.vllm_plan_table(plan)
     assert "Cannot be installed yet: smollm2-cpu01: row x is plannable" in vllm_present.vllm_report_markdown(plan)
 
@@ -187,7 +187,7 @@ def cells(line: str) -> int:
 
 @pytest.mark.parametrize("case", golden.cases())
 def test_every_golden_plan_can_be_shown_and_reported(case):
-    plan = stored(case)
+    plan = planned(case)
     found = difference(plan, {})
     assert vllm_present.vllm_plan_table(plan, found)
     report = vllm_present.vllm_report_markdown(plan, found)
@@ -230,7 +230,7 @@ def test_layouts_are_short():
 
 
 def test_problems_say_where_what_and_what_to_set():
-    problems = stored("does-not-fit")["problems"]
+    problems = planned("does-not-fit")["problems"]
     text = vllm_present.vllm_problem_table(problems)
     assert text.splitlines()[0] == f"No valid plan: {len(problems)} problems. Nothing was changed."
     assert "E_MEMORY  cpu01 engine_request.kv_cache_gib" in text
@@ -239,7 +239,7 @@ def test_problems_say_where_what_and_what_to_set():
 
 
 def test_reasons_are_those_of_the_host():
-    plan = stored("cpu-demo")
+    plan = planned("cpu-demo")
     text = vllm_present.vllm_explain_table(plan, "cpu01")
     assert "numa.cpus = 0  (R_CPUS_PINNED)" in text
     assert "cpu02" not in text
@@ -247,7 +247,7 @@ def test_reasons_are_those_of_the_host():
 
 
 def test_reasons_of_two_engines_on_one_host_are_told_apart():
-    plan = stored("cpu-two-models-one-host")
+    plan = planned("cpu-two-models-one-host")
     host = plan["groups"][0]["members"][0]["host"]
     text = vllm_present.vllm_explain_table(plan, host)
     names = [g["name"] for g in plan["groups"] if host in [m["host"] for m in g["members"]]]

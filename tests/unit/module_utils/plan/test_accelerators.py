@@ -94,7 +94,11 @@ def test_another_host_never_makes_a_fitting_request_unfit(machine, count, reques
         ("atlas-800t-a2", 1, {"model": "deepseek-r1-w8a8"}),
         ("a100-4", 1, {"model": "qwen3-235b-a22b"}),
         ("l20-2", 1, {"model": "llama-3.3-70b-instruct"}),
-        ("h200-8", 1, {"model": "deepseek-v3.1", "max_model_len": 163840, "extra_args": {"gpu-memory-utilization": 0.62}}),
+        (
+            "h200-8",
+            1,
+            {"model": "deepseek-v3.1", "max_model_len": 163840, "extra_args": {"gpu-memory-utilization": 0.62}},
+        ),
         ("h200-8", 1, {"model": "deepseek-v3.1", "max_num_seqs": 8192, "extra_args": {"gpu-memory-utilization": 0.62}}),
     ],
 )
@@ -116,7 +120,12 @@ def test_what_a_no_proposes_is_a_yes_when_it_is_planned(machine, count, request_
 def test_the_hosts_of_a_replica_know_each_other():
     planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}))
     first, second = (instances(planned, name)[0] for name in ("host1", "host2"))
-    common = {"data-parallel-size": 4, "tensor-parallel-size": 4, "enable-expert-parallel": True, "quantization": "ascend"}
+    common = {
+        "data-parallel-size": 4,
+        "tensor-parallel-size": 4,
+        "enable-expert-parallel": True,
+        "quantization": "ascend",
+    }
     joined = {"data-parallel-size-local": 2, "data-parallel-address": "192.0.2.1", "data-parallel-rpc-port": 13389}
     for instance in (first, second):
         assert common.items() <= instance["flags"].items()

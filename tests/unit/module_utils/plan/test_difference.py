@@ -22,7 +22,7 @@ STEPS_OF_A_NEW_HOST = [
 
 @pytest.fixture
 def plan() -> dict:
-    return json.loads((golden.GOLDEN / "cpu-demo" / "plan.json").read_text())
+    return golden.plan("cpu-demo")
 
 
 @pytest.fixture
@@ -52,6 +52,11 @@ def test_a_new_fleet_is_built_installed_started_and_verified_in_that_order(plan)
         *STEPS_OF_A_NEW_HOST,
     ]
     assert ("start", "instance smollm2") not in steps(found, "cpu02")
+
+
+def test_a_build_without_a_host_is_no_step(plan):
+    plan["builds"][0]["host"] = None
+    assert steps(difference(plan, {})) == STEPS_OF_A_NEW_HOST
 
 
 def test_an_unchanged_fleet_is_only_built_and_verified(plan, applied):
@@ -171,7 +176,7 @@ def test_it_changes_neither_the_plan_nor_the_record(plan, applied):
 
 @pytest.mark.parametrize("case", golden.cases())
 def test_every_golden_plan_can_be_compared_with_nothing_and_with_itself(case):
-    plan = json.loads((golden.GOLDEN / case / "plan.json").read_text())
+    plan = golden.plan(case)
     assert {host["state"] for host in difference(plan, {})["hosts"].values()} <= {"new"}
     again = difference(plan, plan["hosts"])
     assert {host["state"] for host in again["hosts"].values()} <= {"same"}
