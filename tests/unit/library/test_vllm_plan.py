@@ -131,6 +131,31 @@ def test_a_host_is_planned_as_the_machine_it_names(run_module, tmp_path, folder,
     assert result["difference"]["machines"]["cpu01"] == {"machine": "big", "provenance": provenance}
 
 
+def test_facts_are_laid_over_those_of_a_machine(run_module, tmp_path):
+    arguments = params("cpu-demo", recorded_hardware=str(tmp_path), machines=str(golden.MACHINES))
+    record(arguments, tmp_path)
+    smaller = {"memory": {"total_bytes": 2**31}}
+    arguments["hosts"]["cpu01"]["machine"] = {"name": "epyc-virtual", "facts": smaller}
+    result = run_module(vllm_plan, arguments)
+    assert {(p["code"], p["host"]) for p in result["problems"]} == {("E_MEMORY", "cpu01")}
+    used = result["difference"]["machines"]["cpu01"]
+    assert used == {"machine": "epyc-virtual", "provenance": "recorded, with other memory"}
+    arguments["hosts"]["cpu01"]["machine"] = {"facts": smaller}
+    assert run_module(vllm_plan, arguments)["difference"]["machines"]["cpu01"]["machine"] == "cpu01"
+
+
+@pytest.mark.parametrize(
+    "machine", [7, ["epyc-virtual"], {"name": 1}, {"name": "epyc-virtual", "fatcs": {}}, {"facts": 1}]
+)
+def test_a_machine_of_another_form_is_named(run_module, tmp_path, machine):
+    arguments = params("cpu-demo", recorded_hardware=str(tmp_path), machines=str(golden.MACHINES))
+    record(arguments, tmp_path)
+    arguments["hosts"]["cpu01"]["machine"] = machine
+    result = run_module(vllm_plan, arguments)
+    assert result["failed"] is True
+    assert "engine_machine of cpu01 has to be a name or {name: <name>, facts: {…}}" in result["msg"]
+
+
 @pytest.mark.parametrize("name", ["small", "../recorded/cpu02", "/etc/hostname"])
 def test_a_machine_that_is_not_recorded_is_named_with_those_that_are(run_module, tmp_path, name):
     arguments = params("cpu-demo", recorded_hardware=str(tmp_path), machines=str(golden.MACHINES))
