@@ -67,7 +67,7 @@ class ReplayHost:
 
     def usage(self, path: str) -> dict[str, int] | None:
         usage = self.machine.get("usage", {})
-        while path not in usage and path != "/":
+        while path not in usage and path not in ("/", ""):
             path = posixpath.dirname(path)
         return usage.get(path)
 

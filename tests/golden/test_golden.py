@@ -11,12 +11,37 @@ def test_case_plans_as_stored(case):
     assert golden.render(golden.plan(case)) == (golden.GOLDEN / case / "plan.json").read_text()
 
 
-def test_machines_without_an_engine_have_exactly_that_problem():
-    plan = golden.plan("npu-no-engine")
-    assert [problem["code"] for problem in plan["problems"]] == ["E_NO_ENGINE"]
-    devices = next(d for d in plan["decisions"] if d["rule"] == "R_DEVICES")
-    assert devices["value"] == 8
-    assert plan["groups"][0]["backend"] == "ascend"
+LAYOUTS = {
+    "npu-a3-deepseek-r1": ({"tensor": 4, "data": 4, "expert": 16, "pipeline": 1}, 1),
+    "npu-a2-deepseek-r1": ({"tensor": 4, "data": 4, "expert": 16, "pipeline": 1}, 2),
+    "gpu-a100-llama-70b": ({"tensor": 4, "data": 1, "expert": 1, "pipeline": 1}, 1),
+    "gpu-h200-deepseek-v31": ({"tensor": 8, "data": 1, "expert": 8, "pipeline": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_published_deployments_are_laid_out_as_published(case):
+    layout, hosts = LAYOUTS[case]
+    plan = golden.plan(case)
+    assert plan["ok"]
+    assert plan["groups"][0]["layout"] == {name + "_parallel": size for name, size in layout.items()}
+    assert len(plan["groups"][0]["members"]) == hosts
+
+
+REFUSED = {
+    "container-only-host": ["E_GLIBC"],
+    "gpu-one-a100-refused": ["E_DEVICE_MEMORY", "E_DEVICE_MEMORY"],
+    "npu-driver-outside-range": ["E_DRIVER"],
+    "npu-fp8-refused": ["E_QUANTISATION", "E_QUANTISATION"],
+    "npu-sick-devices": ["E_DEVICE_MEMORY"],
+    "npu-too-few-hosts": ["E_DEVICE_MEMORY", "E_DEVICE_MEMORY", "E_MODEL_ARCHITECTURE"],
+    "npu-two-drivers": ["E_GROUP_MIXED"],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_have_exactly_these_problems(case):
+    assert sorted(problem["code"] for problem in golden.plan(case)["problems"]) == REFUSED[case]
 
 
 def test_every_case_is_kept():

@@ -144,7 +144,8 @@ def parse_version_info(text):
 
 
 def _titles(cells):
-    return [re.split(r"\s{2,}", cell) for cell in cells]
+    # Titles hold single blanks ("NPU Util(%)"), and a unit may be followed by only one.
+    return [re.split(r"\s{2,}|(?<=\))\s", cell) for cell in cells]
 
 
 def _row(header, cells):

@@ -21,8 +21,7 @@ def gather_rdma(host):
     ports = []
     for device in host.list_directory(SYSFS):
         address = pci.function_of_link(host.read_link(f"{SYSFS}/{device}"))
-        numbers = [integer(name) for name in host.list_directory(f"{SYSFS}/{device}/ports")]
-        for number in sorted(number for number in numbers if number is not None):
+        for number in _numbers(host, f"{SYSFS}/{device}/ports"):
             directory = f"{SYSFS}/{device}/ports/{number}"
             gids = _gids(host, directory)
             ports.append(
@@ -42,10 +41,15 @@ def gather_rdma(host):
     return ports
 
 
+def _numbers(host, directory):
+    numbers = [integer(name) for name in host.list_directory(directory)]
+    return sorted(number for number in numbers if number is not None)
+
+
 def _gids(host, directory):
     """Return the GIDs in use. A table has hundreds of places, and reading the type of an empty one fails."""
     gids = []
-    for index in sorted(integer(name) or 0 for name in host.list_directory(directory + "/gids")):
+    for index in _numbers(host, directory + "/gids"):
         gid = word(host.read(f"{directory}/gids/{index}"))
         if gid is not None and _GID.match(gid) and gid != _EMPTY:
             gids.append(

@@ -74,11 +74,19 @@ def assemble(
 
 def _not_installable(group: Group) -> str:
     """Why this version of the project plans the group and cannot install it; empty when it can."""
-    if group.row is None or group.row.status == "installable":
-        return ""
-    return "row {} is known and planned, and no role of this version installs {} {} on {}".format(
-        group.row.name, group.row.engine, group.row.version, group.backend
-    )
+    reasons = []
+    if group.row is not None and group.row.status != "installable":
+        reasons.append(
+            "row {} is known and planned, and no role of this version installs {} {} on {}".format(
+                group.row.name, group.row.engine, group.row.version, group.backend
+            )
+        )
+    if group.model is not None and not group.model.fetchable:
+        reasons.append(
+            "the catalogue knows {} by its configuration only: a path or url in engine_models says where its weights "
+            "are".format(group.model.name)
+        )
+    return "; ".join(reasons)
 
 
 def _versions(row: Optional[Row]) -> Dict[str, str]:

@@ -29,7 +29,8 @@ def plan_builds(
                 ),
                 field="overrides",
             )
-        builder = _builder(builders, hardware.architecture)
+        # what no role of this version installs is not built either
+        builder = _builder(builders, hardware.architecture) if row.status == "installable" else None
         if builder is None and row.status == "installable":
             left_out = sorted(h.name for h in hosts.values() if h.build and h.left_out)
             findings.problem(

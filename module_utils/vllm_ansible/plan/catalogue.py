@@ -118,7 +118,7 @@ def read_row(name: str, entry: Reader) -> Row:
     memory = entry.mapping("memory", required=True)
     defaults = entry.mapping("defaults", required=True)
     service = entry.mapping("service", required=True)
-    choices = entry.mapping("flag_choices")
+    choices, features = entry.mapping("flag_choices"), entry.mapping("features")
     row = Row(
         name=name,
         engine=entry.text("engine", required=True),
@@ -154,16 +154,16 @@ def read_row(name: str, entry: Reader) -> Row:
         flag_choices={key: choices.texts(key) for key in choices.raw},
         plugin=entry.text("plugin"),
         plugin_version=entry.text("plugin_version"),
-        versions=_texts(entry.mapping("versions")),
+        versions=entry.text_map("versions"),
         families=tuple(entry.choices("families", FAMILIES)),
         drivers=tuple(entry.texts("drivers")),
         python=entry.text("python"),
         page_sizes=tuple(size for size in entry.list("page_sizes") if isinstance(size, int)),
-        features={key: _texts(entry.mapping("features").mapping(key)) for key in entry.mapping("features").raw},
+        features={key: features.text_map(key) for key in features.raw},
         quantisations=tuple(entry.choices("quantisations", QUANTISATIONS)),
         memory=_memory(memory, cpu),
         status=status,
-        unverified=_texts(entry.mapping("unverified")),
+        unverified=entry.text_map("unverified"),
     )
     if not cpu and not row.families:
         entry.complain(entry.field("families"), None, "the device families the row runs on")
@@ -182,11 +182,6 @@ def _memory(memory: Reader, cpu: bool) -> Dict[str, Any]:
         memory.complain(memory.field("utilisation"), share, "a share above 0 and at most 1")
     known = {key: memory.integer(key, minimum=0) for key in DEVICE_MEMORY if memory.raw.get(key) is not None}
     return dict(known, utilisation=share)
-
-
-def _texts(entry: Reader) -> Dict[str, str]:
-    present = sorted(str(key) for key in entry.raw if entry.raw[key] is not None)
-    return {key: entry.text(key, required=True) for key in present}
 
 
 def _check_versions(row: Row, entry: Reader) -> None:

@@ -60,7 +60,6 @@ PROBLEMS = {
     "E_REQUEST_KEY": "engine_request has a key that does not exist; the nearest one is named.",
     "E_REQUEST_MISSING": "A host of a pool has no engine_request.",
     "E_REQUEST_VALUE": "A key of the request has a value of the wrong type or outside its range.",
-    "E_ROW": "No row of the catalogue fits the host.",
     "E_SERIES_MISSING": "The row needs our patches and engine_overrides has no series for it.",
     "E_TWO_POOLS": "Two pools claim the same host.",
     "E_VARIABLE_REMOVED": "The inventory sets a variable that no longer exists.",

@@ -63,7 +63,7 @@ def read_device(name: str, entry: Reader) -> Device:
         pci=tuple(entry.texts("pci", required=True)),
         subsystems=tuple(entry.texts("subsystems")),
         models=tuple(entry.texts("models", required=True)),
-        unverified=entry.mapping("unverified").raw,
+        unverified=entry.text_map("unverified"),
     )
     for pattern in device.models:
         try:

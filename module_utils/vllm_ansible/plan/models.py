@@ -152,11 +152,11 @@ class Quantisation(NamedTuple):
             return self.bits + 32 / (self.block[0] * self.block[-1])
         if self.group_size:
             return self.bits + (16 + self.bits) / self.group_size
-        return self.bits + 64 / hidden
+        return self.bits + 64 / max(1, hidden)
 
 
 class Model(NamedTuple):
-    """One catalogue entry (or one of the site's ``engine_models``)."""
+    """One catalogue entry, or one of the site's ``engine_models``. `size_bytes`: its files; computed when not stated."""
 
     name: str
     architecture: str
@@ -261,7 +261,7 @@ def read_model(name: str, entry: Reader) -> Model:
         entry.complain(entry.path, name, "named with letters, digits, dots and dashes: the name becomes a folder")
     config = entry.mapping("config", required=True)
     source = entry.mapping("source", required=True)
-    kind = source.choice("type", SOURCES + (HUB,))
+    source.choice("type", SOURCES + (HUB,))
     dtype = entry.choice("dtype", tuple(sorted(DTYPE_BYTES)), default="bfloat16")
     convert, quantised = entry.raw.get("convert"), entry.raw.get("quantisation")
     architecture = entry.text("architecture", required=True)
@@ -272,7 +272,7 @@ def read_model(name: str, entry: Reader) -> Model:
         license=entry.text("license", required=True),
         source=source.raw,
         convert=entry.mapping("convert").raw if convert is not None else None,
-        size_bytes=entry.integer("size_bytes", required=kind != HUB, minimum=1),
+        size_bytes=entry.integer("size_bytes", minimum=1),
         dtype=dtype,
         shape=read_shape(config, architecture),
         config=config.raw,

@@ -46,7 +46,7 @@ def read_platform(name: str, entry: Reader) -> Platform:
         families={a: tuple(families.texts(a)) for a in families.raw},
         kernels={a: tuple(kernels.texts(a)) for a in kernels.raw},
         glibc=entry.text("glibc"),
-        unverified=entry.mapping("unverified").raw,
+        unverified=entry.text_map("unverified"),
     )
 
 

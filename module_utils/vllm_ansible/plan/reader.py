@@ -39,7 +39,7 @@ class Reader:
 
     def integer(self, key: str, default: int = 0, required: bool = False, minimum: int = 0) -> int:
         value = int(self._value(key, int, "a whole number", default, required))
-        if value < minimum and value != default:
+        if value < minimum and value == self.raw.get(key):  # a default may be below: it means none
             self.complain(self.field(key), value, "a whole number of at least {}".format(minimum))
             return default
         return value
@@ -83,6 +83,12 @@ class Reader:
             if not isinstance(value, str):
                 self.complain(self.field(key), value, "a list of texts")
         return [value for value in values if isinstance(value, str)]
+
+    def text_map(self, key: str) -> Dict[str, str]:
+        """A mapping of names to texts; a name without a value is left out."""
+        entry = self.mapping(key)
+        present = sorted(str(name) for name in entry.raw if entry.raw[name] is not None)
+        return {name: entry.text(name, required=True) for name in present}
 
     def sources(self) -> None:
         """Complain unless the entry says where its values come from."""

@@ -42,22 +42,18 @@ def read_tuning(name: str, entry: Reader) -> Tuning:
         families=tuple(entry.texts("families", required=True)),
         architectures=tuple(entry.texts("architectures", required=True)),
         priority=entry.integer("priority"),
-        sysctl=_texts(entry.mapping("sysctl")),
-        optional_sysctl=_texts(entry.mapping("optional_sysctl")),
+        sysctl=entry.text_map("sysctl"),
+        optional_sysctl=entry.text_map("optional_sysctl"),
         kernel_parameters=tuple(entry.texts("kernel_parameters")),
         governor=entry.text("governor"),
         tuned=entry.text("tuned"),
         irqbalance=entry.choice("irqbalance", ("enabled", "disabled", "engine"), default="enabled"),
         transparent_hugepages=entry.text("transparent_hugepages"),
-        limits=_texts(entry.mapping("limits")),
-        environment=_texts(entry.mapping("environment")),
+        limits=entry.text_map("limits"),
+        environment=entry.text_map("environment"),
         advice=tuple(entry.texts("advice")),
-        unverified=entry.mapping("unverified").raw,
+        unverified=entry.text_map("unverified"),
     )
-
-
-def _texts(entry: Reader) -> Dict[str, str]:
-    return {key: entry.text(key, required=True) for key in sorted(str(k) for k in entry.raw)}
 
 
 def choose(profiles: Any, families: Tuple[str, ...], architecture: str) -> Optional[Tuning]:

@@ -116,10 +116,11 @@ class AcceleratorBackend(Backend):
         if not checks.check_alike(group, usable, self.kind, context):
             return None
         checks.choose_row(group, usable, self.kind, context)
-        if group.row is None or not checks.check_model(group, device, context):
+        if group.row is None:
             return None
+        sound = checks.check_model(group, device, context)
         asked = fit.question(group, usable, tuple(hosts))
-        return (asked, usable) if fit.check_request(group, asked, context) else None
+        return (asked, usable) if fit.check_request(group, asked, context) and sound else None
 
     def _host_memory(self, group: Group) -> None:
         """Memory of the host that the processes of one member take, as far as the row knows it."""
@@ -161,6 +162,13 @@ class AcceleratorBackend(Backend):
             group.devices[host.name] = [_number(own, i) for i in taken]
             ranks = [near[i] for i in taken]
             cpus: Set[int] = {cpu for rank in ranks for cpu in rank}
+            if not cpus:
+                fail(group, context, "E_CPUS_TOO_FEW",
+                     "{} has {} usable CPUs, and none is left near the devices of {}".format(
+                         host.name, len(host.hardware.cpus), group.instance),
+                     "a machine with a few CPUs for each device", "vllm_hardware.cpu.allowed",
+                     len(host.hardware.cpus), host)  # fmt: skip
+                continue
             bindings[group.instance] = Binding(ranks, nodes_of(nodes, sorted(cpus)))
             context.findings.decide(
                 "R_CPUS_NEAR_DEVICES", "numa.cpus", format_cpulist(bindings[group.instance].cpus),

@@ -14,9 +14,9 @@ from ansible.module_utils.vllm_ansible.plan.models import METHODS, Model
 
 # Field of the facts that speaks against a row -> code of the problem.
 ROW_CODES = {
-    "vllm_hardware.accelerators": "E_NO_ENGINE",
     "vllm_hardware.accelerators.driver": "E_DRIVER",
     "vllm_hardware.architecture": "E_ARCHITECTURE",
+    "vllm_hardware.cpu.isa": "E_ISA",
     "vllm_hardware.memory.page_size_bytes": "E_PAGE_SIZE",
     "vllm_hardware.os": "E_OS",
     "vllm_hardware.os.glibc": "E_GLIBC",
@@ -162,7 +162,8 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
         names = sorted({row.plugin_version or row.version for row in finals})
         if group.request.version and finals:
             fail(group, context, "E_VERSION",
-                 "No row of the catalogue has a {} engine of version {}".format(group.backend, group.request.version),
+                 "No row of the catalogue is version {} of an engine for {}".format(
+                     group.request.version, group.backend),
                  "version: " + " or ".join('"={}"'.format(name) for name in names), "engine_request.version",
                  group.request.version)  # fmt: skip
         else:
@@ -174,10 +175,14 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
     order = [row.name for row in rows.candidates(context.catalogue, group.backend, group.request.version)]
     nearest = min(reasons, key=lambda name: (len(reasons[name]), order.index(name)))
     for entry in reasons[nearest]:
-        others = ["{}: {}".format(e.row, e.reason) for e in rejected if e.field == entry.field and e.row != nearest]
-        fail(group, context, ROW_CODES.get(entry.field, "E_ROW"),
+        others: Dict[str, List[str]] = {}
+        for other in rejected:
+            if other.field == entry.field and other.row != nearest:
+                others.setdefault(other.reason, []).append(other.row)
+        older = "; ".join("{}: {}".format(", ".join(names), why) for why, names in others.items())
+        fail(group, context, ROW_CODES.get(entry.field, "E_NO_ENGINE"),
              "{} does not fit row {}: {}{}".format(
-                 host.name, nearest, entry.reason, "; nor the others, {}".format(", ".join(others)) if others else ""),
+                 host.name, nearest, entry.reason, "; nor the others ({})".format(older) if older else ""),
              entry.set_to, entry.field, entry.seen, host)  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 
 The order: the context length that was wished for before a shorter one, fewer hosts before more, and on those hosts
 
-* dense models: the smallest tensor size whose weights leave ROOMY of a device to everything else, then the smallest
-  that fits at all; over several hosts one pipeline stage per host. Devices that are left run data-parallel copies.
+* dense models: the smallest tensor size whose weights take at most ROOMY of a device, then the smallest that fits at
+  all; devices that are left run data-parallel copies. Over several hosts, where one does not hold it, a pipeline stage
+  on all devices of each.
 * mixtures of experts: all devices, experts divided among them; the largest tensor size inside a host that keeps the
   heads of a rank in the preferred set (latent attention) or does not copy KV heads, data-parallel attention for the
   rest; then the other tensor sizes, then one pipeline stage per host.
@@ -112,29 +113,26 @@ def layouts(question: Question, hosts: int) -> Iterator[Layout]:
 def _dense(question: Question, hosts: int) -> Iterator[Layout]:
     per_host = question.per_host
     sizes = tensor_sizes(question.shape, per_host)
-    stages = [hosts] if hosts > 1 else list(range(1, per_host + 1))
-    for pipeline in stages:
-        local = pipeline if hosts == 1 else 1
-        fitting = [size for size in sizes if size * local <= per_host]
+    for pipeline in range(1, per_host + 1) if hosts == 1 else [1]:
+        fitting = [size for size in sizes if size * pipeline <= per_host]
         for roomy in (True, False):
             for tensor in fitting:
                 layout = Layout(tensor, pipeline, 1, 1, hosts)
                 if roomy and not is_roomy(question, layout):
                     continue
-                copies = per_host // (tensor * local) if hosts == 1 else 1
-                for data in _copies(question, copies):
-                    yield layout._replace(data=data)
+                for copies in _copies(question, per_host // (tensor * pipeline)):
+                    yield layout._replace(data=copies * hosts)
     if hosts > 1:
+        for tensor in reversed(sizes):
+            yield Layout(tensor, hosts, 1, 1, hosts)
         for tensor in tensor_sizes(question.shape, per_host * hosts):
             if tensor % hosts == 0:
                 yield Layout(tensor, 1, 1, 1, hosts)
 
 
 def _copies(question: Question, most: int) -> List[int]:
-    """Data-parallel sizes to try: as many as there are devices for, or the pinned one."""
-    if question.pins.data is not None:
-        return [question.pins.data] if question.pins.data <= most else []
-    return [most]
+    """Data-parallel copies on each host to try: as many as there are devices for, or fewer where the size is pinned."""
+    return [most] if question.pins.data is None else list(range(most, 0, -1))
 
 
 def is_roomy(question: Question, layout: Layout) -> bool:

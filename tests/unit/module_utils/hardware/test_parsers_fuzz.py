@@ -1,75 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of vendor tools: every published layout is read, and no damaged output makes one raise."""
+"""Nothing in a vendor's output makes a parser or the whole gathering raise, or gives facts of the wrong shape."""
 
+import json
 import re
 
 import pytest
 from ansible.module_utils.vllm_ansible.binding import parse_dropin, parse_numa_maps
-from ansible.module_utils.vllm_ansible.hardware import network, npu_smi, nvidia_smi
-from hypothesis import given, settings
+from ansible.module_utils.vllm_ansible.hardware import (
+    hccn,
+    network,
+    npu_smi,
+    nvidia_smi,
+    rdma,
+    software,
+    topology,
+    values,
+)
+from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tools.hardware_machines import MACHINES, load_machine
+from tools.hardware_machines import MACHINES, ReplayHost, load_machine
 
-CAPTURES = {path.name: path.read_text() for path in sorted((MACHINES / "captures").glob("*.txt"))}
-ATLAS = {command: output for command, (_, output, _) in load_machine(MACHINES / "atlas-800i-a2").commands.items()}
-GIB = 2**30
-NVIDIA = (
-    "index, name, pci.bus_id, memory.total [MiB], driver_version\n"
-    "0, NVIDIA H100 80GB HBM3, 00000000:04:00.0, 81559, 580.126.09\n1, [N/A], 00000000:05:00.0, [N/A], [N/A]\n"
+ACCELERATED = (
+    "atlas-800i-a2", "atlas-800i-a3", "atlas-800i-a3-old", "atlas-300i-pro", "atlas-300i-duo",
+    "h200-8", "a100-4", "l20-2",
+)  # fmt: skip
+HOSTS = {name: load_machine(MACHINES / name) for name in ACCELERATED}
+VENDORS = ("/usr/local", "/etc", "/proc/driver")
+OUTPUTS = sorted(
+    {output for host in HOSTS.values() for _, output, _ in host.commands.values()}
+    | {path.read_text() for path in (MACHINES / "captures").glob("*.txt")}
+    | {text for host in HOSTS.values() for path, text in host.files.items() if path.startswith(VENDORS)}
+)  # fmt: skip
+PARSERS = (
+    npu_smi.parse_info,
+    npu_smi.parse_mapping,
+    npu_smi.parse_list,
+    npu_smi.parse_board,
+    npu_smi.parse_health,
+    npu_smi.parse_usages,
+    npu_smi.parse_version_info,
+    nvidia_smi.parse_query,
+    nvidia_smi.parse_lost,
+    nvidia_smi.parse_unknown_field,
+    nvidia_smi.parse_banner,
+    nvidia_smi.parse_library_version,
+    topology.parse_matrix,
+    hccn.parse_address,
+    hccn.parse_gateway,
+    hccn.parse_link,
+    hccn.parse_health,
+    hccn.parse_tls,
+    hccn.parse_configuration,
+    rdma.parse_state,
+    software.parse_install_info,
+    software.parse_atb_version,
+    software.parse_module_version,
+    software.parse_cuda_version,
+    software.parse_fabric_manager,
+    software.parse_ofed,
+    values.named_values,
+    values.decimal,
+    values.integer,
+    values.known,
+    network.parse_ip_json,
 )
 NUMA_MAPS = "7f00 bind:1 anon=13 dirty=13 N0=3 N1=10 kernelpagesize_kB=4\n7f10 bind:1 file=/x anon=1 N0=9\n"
+NOISE = [
+    "",
+    "|",
+    "\n",
+    " / ",
+    "-",
+    "NA",
+    "[N/A]",
+    "[GPU is lost]",
+    "\x00",
+    "\x1b[4m",
+    "\ud800",
+    "9" * 400,
+    "-1",
+    "٣",
+    ",",
+    "\t",
+    ":",
+]
 
 
-def chips(name):
-    return [
-        (chip["npu"], chip["name"], chip["chip"], chip["phy_id"], chip["pci"], chip["memory_bytes"])
-        for chip in npu_smi.parse_info(CAPTURES[name])["chips"]
-    ]
+def damage(text, choice):
+    """Return a capture as a broken tool, terminal or next version of it may print it.
 
-
-@pytest.mark.parametrize("name", ["a3-24.1.rc3.7-info.partial.txt", "a3-26.0.rc2-info.partial.txt"])
-def test_a3_has_two_chips_with_a_bus_each(name):
-    assert chips(name) == [
-        (0, "Ascend910", 0, 0, "0000:9d:00.0", 64 * GIB),
-        (0, "Ascend910", 1, 1, "0000:9f:00.0", 64 * GIB),
-    ]
-    assert npu_smi.parse_info(CAPTURES[name])["version"] in name
-
-
-def test_310p_has_no_hbm_column_and_two_chips_on_one_bus():
-    assert chips("310p3-duo-25.2.0-info.partial.txt") == [
-        (2, "310P3", 0, 0, "0000:01:00.0", 44280 * 2**20),
-        (2, "310P3", 1, 1, "0000:01:00.0", 43693 * 2**20),
-    ]
-
-
-def test_a_value_may_touch_the_slash_and_processes_are_no_chips():
-    busy = re.sub(r"2654 / 32768", "26838/ 32768", ATLAS["npu-smi info"]).replace(
-        "| No running processes found in NPU 0                                                            |",
-        "| 0       0                 | 139667        | python                   | 30780                   |",
-    )
-    idle = npu_smi.parse_info(ATLAS["npu-smi info"])["chips"]
-    assert [chip["used_bytes"] >> 20 for chip in idle] == [2654] * 7 + [2653]
-    expected = [dict(chip, used_bytes=26838 << 20) for chip in idle[:7]] + idle[7:]
-    assert npu_smi.parse_info(busy)["chips"] == expected
-
-
-def test_910a_uses_its_hbm_not_the_memory_of_its_control_processor():
-    text = ATLAS["npu-smi info"].replace("0    / 0          2654 / 32768", "2387 / 13553      18   / 32768")
-    assert npu_smi.parse_info(text)["chips"][0]["memory_bytes"] == 32 * GIB
-
-
-def test_the_mapping_leaves_out_management_controllers():
-    assert npu_smi.parse_mapping(ATLAS["npu-smi info -m"]) == [
-        {"npu": number, "chip": 0, "logic_id": number, "phy_id": None, "name": "910B4"} for number in range(8)
-    ]
-    assert npu_smi.parse_list(ATLAS["npu-smi info -l"]) == {"total": 8, "npus": dict.fromkeys(range(8), 1)}
-
-
-def test_the_driver_version_file():
-    assert npu_smi.parse_version_info("Version=25.3.rc1\nascendhal_version=7.35.23\n") == "25.3.rc1"
-    assert npu_smi.parse_version_info("") is npu_smi.parse_version_info(None) is None
+    ``choice`` is a :class:`random.Random`: lines are cut, doubled, dropped or moved, columns swapped or given another
+    width, pieces replaced by noise.
+    """
+    for _ in range(choice.randint(1, 5)):
+        lines = text.splitlines(keepends=True) or [""]
+        place = choice.randrange(len(lines))
+        line = lines[place]
+        kind = choice.randrange(8)
+        if kind == 0:
+            lines[place] = line[: choice.randint(0, len(line))]
+        elif kind == 1:
+            lines[place] = line * 2
+        elif kind == 2:
+            del lines[place]
+        elif kind == 3:
+            lines.insert(choice.randrange(len(lines)), lines.pop(place))
+        elif kind == 4:
+            mark = choice.choice(["|", ",", "  ", "\t", ":"])
+            cells = line.split(mark)
+            choice.shuffle(cells)
+            lines[place] = mark.join(cells)
+        elif kind == 5:
+            width = choice.choice(["", " ", "     ", "\t"])
+            lines[place] = re.sub(r" {2,}", width, line)
+        elif kind == 6:
+            at = choice.randint(0, len(line))
+            lines[place] = line[:at] + choice.choice(NOISE) + line[at + choice.randint(0, 12) :]
+        else:
+            lines[place] = re.sub(r"\d+", choice.choice(NOISE), line, count=choice.randint(1, 4))
+        text = "".join(lines)
+    return text
 
 
 def test_numa_maps_count_private_memory_by_page_size():
@@ -78,48 +130,65 @@ def test_numa_maps_count_private_memory_by_page_size():
     assert parse_numa_maps(huge) == {0: 2 * 2048 * 1024, 1: 64 * 1024}
 
 
-@st.composite
-def damaged(draw, texts):
-    """One of the texts with pieces cut out, doubled or replaced by noise."""
-    text = draw(st.sampled_from(texts))
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(text)))
-        end = draw(st.integers(start, min(len(text), start + 200)))
-        piece = draw(st.sampled_from(["", text[start:end] * 2, "|", "\n", " / ", "-", "NA"]) | st.text(max_size=20))
-        text = text[:start] + piece + text[end:]
-    return text
+@pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: f"{parse.__module__.rsplit('.', 1)[-1]}.{parse.__name__}")
+@settings(deadline=None, max_examples=150)  # machines that run tests are busy
+@given(st.sampled_from(OUTPUTS), st.randoms(use_true_random=False))
+def test_no_damaged_output_makes_a_parser_raise(parse, text, choice):
+    json.dumps(str(parse(damage(text, choice))))
 
 
-@settings(deadline=None)  # machines that run tests are busy
-@given(damaged([*CAPTURES.values(), ATLAS["npu-smi info"]]))
-def test_damaged_npu_smi_info_gives_only_well_formed_chips(text):
-    info = npu_smi.parse_info(text)
-    for chip in info["chips"]:
+@pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: f"{parse.__module__.rsplit('.', 1)[-1]}.{parse.__name__}")
+@settings(deadline=None, max_examples=50)
+@given(st.text())
+def test_no_text_makes_a_parser_raise(parse, text):
+    parse(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from([text for text in OUTPUTS if "Bus-Id" in text]), st.randoms(use_true_random=False))
+def test_damaged_npu_smi_info_gives_only_well_formed_chips(text, choice):
+    chips = npu_smi.parse_info(damage(text, choice))["chips"]
+    for chip in chips:
         assert isinstance(chip["npu"], int)
         assert isinstance(chip["chip"], int)
         assert isinstance(chip["name"], str)
         assert chip["memory_bytes"] is None or chip["memory_bytes"] > 0
+        assert chip["used_bytes"] is None or chip["used_bytes"] >= 0
         assert chip["pci"] is None or re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", chip["pci"])
+    assert len({(chip["npu"], chip["chip"]) for chip in chips}) == len(chips)
 
 
-@settings(deadline=None)
-@given(damaged([ATLAS["npu-smi info -m"], ATLAS["npu-smi info -l"]]))
-def test_damaged_npu_smi_lists_never_raise(text):
-    assert all(isinstance(chip["npu"], int) and chip["name"] != "Mcu" for chip in npu_smi.parse_mapping(text))
-    assert all(isinstance(number, int) for number in npu_smi.parse_list(text)["npus"])
-
-
-@settings(deadline=None)
-@given(damaged([NVIDIA]))
-def test_damaged_nvidia_smi_never_raises(text):
-    assert all(gpu["memory_bytes"] is None or gpu["memory_bytes"] > 0 for gpu in nvidia_smi.parse_query(text))
-
-
-@settings(deadline=None)
-@given(damaged([load_machine(MACHINES / "epyc-virtual").commands["ip -j addr"][1]]))
-def test_damaged_ip_output_never_raises(text):
-    addresses = network.parse_ip_json(text)
-    assert addresses is None or all(isinstance(found, list) for found in addresses.values())
+@pytest.mark.parametrize("name", ACCELERATED)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(choice=st.randoms(use_true_random=False))
+def test_a_machine_whose_tools_misbehave_is_described_all_the_same(name, choice):
+    host = HOSTS[name]
+    commands, files = dict(host.commands), dict(host.files)
+    for command in sorted(commands):
+        code, output, error = commands[command]
+        fate = choice.randrange(10)
+        if fate == 0:
+            del commands[command]
+        elif fate == 1:
+            commands[command] = (choice.choice([1, 9, 124, 137, 255]), "", output)
+        elif fate < 6:
+            commands[command] = (code, damage(output, choice), error)
+    for path in choice.sample(sorted(files), 20):
+        files[path] = damage(files[path], choice)
+    facts = gather_hardware(ReplayHost(host.machine, files, host.links, commands))
+    text = json.dumps(facts)
+    assert json.loads(text) == facts
+    assert len(text) < 200_000
+    assert "\x1b" not in text
+    indexes = {entry["index"] for entry in facts["accelerators"]}
+    for entry in facts["accelerators"]:
+        assert entry["kind"] in ("npu", "gpu")
+        assert isinstance(entry["problems"], list)
+        assert entry["memory_bytes"] is None or 0 < entry["memory_bytes"] < 2**90
+        assert entry["index"] is None or entry["index"] >= 0
+    for link in facts["accelerator_links"]:
+        assert link["a"] < link["b"]
+        assert {link["a"], link["b"]} <= indexes
 
 
 @settings(deadline=None)

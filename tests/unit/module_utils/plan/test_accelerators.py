@@ -17,10 +17,17 @@ FILES = golden.MACHINES.glob("*/facts.json")
 MACHINES = {path.parent.name: json.loads(path.read_text()) for path in FILES}
 ROOM = {"disks": [{"mount": "/", "available_bytes": 8 * 1024**4}], "paths": {}}
 KINDS = ("atlas-800t-a2", "atlas-800i-a2", "atlas-800i-a3", "atlas-300i-duo", "a100-4", "h200-8", "l20-2")
+TIGHT = {"gpu-memory-utilization": 0.62}
 MODELS = (
-    "deepseek-r1-w8a8", "deepseek-v3.1", "llama-3.3-70b-instruct", "qwen3-30b-a3b", "qwen3-8b", "qwen2.5-72b-instruct-awq",
-    "qwen3-235b-a22b", "qwen3-embedding-0.6b",
-)  # fmt: skip
+    "deepseek-r1-w8a8",
+    "deepseek-v3.1",
+    "llama-3.3-70b-instruct",
+    "qwen2.5-72b-instruct-awq",
+    "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
+    "qwen3-8b",
+    "qwen3-embedding-0.6b",
+)
 
 
 def host(machine: str, number: int, request: Any, **facts: Any) -> dict[str, Any]:
@@ -94,12 +101,8 @@ def test_another_host_never_makes_a_fitting_request_unfit(machine, count, reques
         ("atlas-800t-a2", 1, {"model": "deepseek-r1-w8a8"}),
         ("a100-4", 1, {"model": "qwen3-235b-a22b"}),
         ("l20-2", 1, {"model": "llama-3.3-70b-instruct"}),
-        (
-            "h200-8",
-            1,
-            {"model": "deepseek-v3.1", "max_model_len": 163840, "extra_args": {"gpu-memory-utilization": 0.62}},
-        ),
-        ("h200-8", 1, {"model": "deepseek-v3.1", "max_num_seqs": 8192, "extra_args": {"gpu-memory-utilization": 0.62}}),
+        ("h200-8", 1, {"model": "deepseek-v3.1", "max_model_len": 163840, "extra_args": TIGHT}),
+        ("h200-8", 1, {"model": "deepseek-v3.1", "max_num_seqs": 8192, "extra_args": TIGHT}),
     ],
 )
 def test_what_a_no_proposes_is_a_yes_when_it_is_planned(machine, count, request_):
@@ -120,15 +123,11 @@ def test_what_a_no_proposes_is_a_yes_when_it_is_planned(machine, count, request_
 def test_the_hosts_of_a_replica_know_each_other():
     planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}))
     first, second = (instances(planned, name)[0] for name in ("host1", "host2"))
-    common = {
-        "data-parallel-size": 4,
-        "tensor-parallel-size": 4,
-        "enable-expert-parallel": True,
-        "quantization": "ascend",
-    }
+    common = {"data-parallel-size": 4, "tensor-parallel-size": 4, "enable-expert-parallel": True}
     joined = {"data-parallel-size-local": 2, "data-parallel-address": "192.0.2.1", "data-parallel-rpc-port": 13389}
     for instance in (first, second):
         assert common.items() <= instance["flags"].items()
+        assert instance["flags"]["quantization"] == "ascend"
         assert joined.items() <= instance["flags"].items()
     assert "headless" not in first["flags"]
     assert {"headless": True, "data-parallel-start-rank": 2}.items() <= second["flags"].items()

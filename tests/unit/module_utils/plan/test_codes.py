@@ -12,6 +12,7 @@ from tools import golden
 
 ROW = golden.catalogue()["rows"]["vllm-0.32.0-cpu"]
 SHOWN = [json.loads((golden.GOLDEN / case / "plan.json").read_text()) for case in golden.cases()]
+NO_CUDA = {name: row for name, row in golden.catalogue()["rows"].items() if row["backend"] != "cuda"}
 HERE: dict[str, tuple[dict[str, Any], str]] = {
     "E_CATALOGUE": ({"catalogue": {"rows": {"r": {**ROW, "release_bytes": "big"}}}}, "correct the catalogue"),
     "E_DTYPE": ({"catalogue": {"rows": {"r": {**ROW, "dtypes": ["float16"]}}}}, "dtype: float16"),
@@ -55,6 +56,22 @@ def test_one_release_per_host():
     assert found[0]["seen"] == "vllm-0.32.0-cpu-x86_64, vllm-0.33.0-cpu-x86_64"
 
 
+GPU = {"machine": "a100-4", "groups": ["engines", "pool_a"], "request": {"model": "qwen3-8b"}}
+
+
+def test_flags_of_a_row_that_is_only_planned_for_may_be_unknown():
+    planned = plan_fleet(golden.inputs({"hosts": {"gpu01": GPU}})._replace(flags={}))
+    assert planned["ok"]
+    assert "W_FLAGS_UNCHECKED" in [w["code"] for w in planned["warnings"]]
+
+
+def test_devices_without_a_row():
+    given = golden.inputs({"hosts": {"gpu01": GPU}})._replace(catalogue={**golden.catalogue(), "rows": NO_CUDA})
+    found = plan_fleet(given)["problems"]
+    assert [p["code"] for p in found] == ["E_NO_ENGINE"]
+    assert "a100-80g of gpu01" in found[0]["message"]
+
+
 def test_removed_variables_say_what_to_use():
     hosts = {"a": {"groups": ["engines", "pool_a"], "request": {"model": "x"}, "variables": ["gone"]}}
     found = check_requests({**hosts, "b": hosts["a"]}, {"gone": "engine_request.model"}).problems
@@ -64,9 +81,9 @@ def test_removed_variables_say_what_to_use():
 
 def test_no_code_is_without_an_example():
     problems = {p["code"] for plan in SHOWN for p in plan["problems"]} | set(HERE)
-    assert set(codes.PROBLEMS) - problems == {"E_MIXED_VERSIONS", "E_VARIABLE_REMOVED"}, "tested above by name"
+    assert set(codes.PROBLEMS) - problems == {"E_NO_ENGINE", "E_VARIABLE_REMOVED"}, "tested above by name"
     warnings = {w["code"] for plan in SHOWN for w in plan["warnings"]}
-    assert set(codes.WARNINGS) - warnings == set()
+    assert set(codes.WARNINGS) - warnings == {"W_FLAGS_UNCHECKED"}, "tested above by name"
     rules = {d["rule"] for plan in SHOWN for d in plan["decisions"]}
     assert set(codes.RULES) - rules == set()
 
