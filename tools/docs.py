@@ -229,9 +229,7 @@ def words_block(root: Path) -> str:
         else:
             answer = "left out" if word.note else "read as it is"
         why = [cell(word.note)] if word.note else []
-        why += [
-            f"**Refused** with `{cell(r.pattern)}`: {cell(r.note)}. Instead: {cell(r.instead)}" for r in word.refused
-        ]
+        why += [f"`{cell(r.like)}` is refused: {cell(r.note)}. Instead: {cell(r.instead)}" for r in word.refused]
         rows.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {answer} | {'. '.join(why)} |")
     rows += ["", "| in `extra_env` | answer | why |", "|---|---|---|"]
     for name, word in table["ENVIRONMENT"].items():

@@ -5,9 +5,10 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 
 class Refusal(NamedTuple):
-    """Values (a pattern, searched in small letters) that cannot be had: why, and the nearest thing that can."""
+    """Values (a pattern, searched in small letters, and how they look) that cannot be had: why, and what can."""
 
     pattern: str
+    like: str
     note: str
     instead: str
 
@@ -36,16 +37,16 @@ _CARDS = {
     "910b": "ascend", "ascend-910b": "ascend", "ascend910b": "ascend", "310p": "ascend", "310p3": "ascend",
     "atlas-300i-pro": "ascend", "kunpeng": "cpu", "kunpeng-920": "cpu",
 }
-_MIXED = Refusal("mix|fp16.*bf16|bf16.*fp16",
+_MIXED = Refusal("mix|fp16.*bf16|bf16.*fp16", "mixed fp16 and bf16",
                  "float16 and bfloat16 take two bytes each: mixing them saves nothing, and a model has one dtype",
                  "dtype: bfloat16; memory is saved by quantised weights, for example model: deepseek-r1-w8a8")
-_OTHER_KERNELS = Refusal("sycl|oneapi|fastertransformer|tensorrt|trt",
+_OTHER_KERNELS = Refusal("sycl|oneapi|fastertransformer|tensorrt|trt", "fastertransformer, sycl",
                          "the engine has no such backend (FasterTransformer is archived; its successors,"
                          " FlashAttention,"
                          " FlashInfer and Triton kernels, are the engine's own choice; SYCL has none for these"
                          " machines)",
                          "backend: ascend, cuda or cpu, or leave it out")
-_ROW = 'version: "=0.32.0" or another row of the catalogue, which brings its own set; or leave it to the plan'
+_ROW = "version: the engine's, that of a row of the catalogue, which brings its own set; or leave it to the plan"
 
 TABLE: List[Tuple[str, str, Word]] = [
     # topic, names, meaning
@@ -84,13 +85,15 @@ TABLE: List[Tuple[str, str, Word]] = [
      Word("what a card is, is read from its host; the backend is what a request can ask for", to="backend",
           values=dict(_CARDS, **_BACKENDS), instead="backend: ascend, cuda or cpu, and hosts with that card in"
                                                     " the pool",
-          refused=(Refusal("(300i|2280).*910|910.*(300i|2280)",
+          refused=(Refusal("(300i|2280).*910|910.*(300i|2280)", "Atlas 300I Pro (910B)",
                            "an Atlas 300I Pro carries a 310P3 with 24 GB and a TaiShan 2280 takes PCIe cards: the 910B"
                            " comes in Atlas 800T/800I A2 and 900 A2 only",
                            "no card: the plan takes what it finds; for 910B, hosts of type Atlas 800T/800I A2"),))),
     ("device", "server chassis machine hardware",
      Word("what a host is, is read from the host. To plan one that is not there yet: engine_machine, a host variable",
-          refused=(Refusal("(300i|2280).*910|910.*(300i|2280)", "no such machine: the 910B comes in Atlas 800T/800I A2"
+          refused=(Refusal("(300i|2280).*910|910.*(300i|2280)", "Atlas 300I Pro (910B)", "no such machine: the"
+                                                                                         " 910B comes in Atlas"
+                                                                                         " 800T/800I A2"
                            " and 900 A2 only", "engine_machine: atlas-800t-a2"),))),
     ("device", "tflops compute_tflops", Word("nothing is planned from it; a measured rate is in the benchmark")),
     ("device", "npu_bandwidth npu_link_bandwidth link_bandwidth network_bandwidth nic_speed roce rdma",
@@ -111,12 +114,12 @@ TABLE: List[Tuple[str, str, Word]] = [
      Word("fp16 and bf16 are data types, not quantisations", to="dtype", values=dict(_DTYPES, none=None),
           instead="a model whose weights are already quantised that way; this request key only ever meant a dtype",
           refused=(
-              Refusal("bitsandbytes|bnb|nf4",
+              Refusal("bitsandbytes|bnb|nf4", "bitsandbytes",
                       "the engine loads no bitsandbytes weights (it loads awq, gptq, fp8, compressed-tensors);"
                       " 75 % less"
                       " is true of the weights alone, counted from 16 bit",
                       "model: one whose weights are AWQ, GPTQ or FP8, described in engine_models"),
-              Refusal("w8a8|w4a8|w4a16|awq|gptq|fp8|ascend",
+              Refusal("w8a8|w4a8|w4a16|awq|gptq|fp8|ascend", "w8a8, fp8, awq",
                       "weights are quantised before they are served, and the plan sets the engine's flag from"
                       " the model",
                       "model: one whose weights are quantised that way, for example deepseek-r1-w8a8"),
@@ -126,11 +129,13 @@ TABLE: List[Tuple[str, str, Word]] = [
           instead="model: one whose weights are AWQ, GPTQ or FP8, described in engine_models")),
     ("model", "model",
      Word("", refused=(
-         Refusal(r"\.om\Z", "an OM file holds a fixed graph; the engine loads Hugging Face weights and compiles itself",
+         Refusal(r"\.om\Z", "model.om", "an OM file holds a fixed graph; the engine loads Hugging Face weights"
+                                        " and compiles itself",
                  "model: the name of the model the file was made from"),
-         Refusal(r"deepseek.*(?<![0-9])67b", "DeepSeek-R1 has 671 billion parameters, 37 billion of them active; 67B is"
+         Refusal(r"deepseek.*(?<![0-9])67b", "deepseek-r1-67b", "DeepSeek-R1 has 671 billion parameters, 37"
+                                                                " billion of them active; 67B is"
                  " the older DeepSeek-LLM", "model: deepseek-r1-w8a8, or a distilled deepseek-r1-distill-llama-70b"),
-         Refusal(r"deepseek.*(?<![0-9.])1b", "there is no DeepSeek of one billion parameters",
+         Refusal(r"deepseek.*(?<![0-9.])1b", "deepseek-1b", "there is no DeepSeek of one billion parameters",
                  "model: deepseek-r1-distill-qwen-1.5b, the smallest"),
      ))),
     ("model", "model_path output_path checkpoint_path weights_path",
@@ -145,7 +150,8 @@ TABLE: List[Tuple[str, str, Word]] = [
           " is no convolution in it")),
     ("model", "parameters model_size",
      Word("counted from the model's configuration",
-          refused=(Refusal("(?<![0-9])67b", "DeepSeek-R1 has 671 billion parameters; 67B is the older DeepSeek-LLM",
+          refused=(Refusal("(?<![0-9])67b", "67B", "DeepSeek-R1 has 671 billion parameters; 67B is the older"
+                                                   " DeepSeek-LLM",
                            "model: deepseek-r1-w8a8, or deepseek-r1-distill-llama-70b"),))),
     ("model", "speculative_model speculative_decoding draft_model",
      Word("the engine takes a draft method, and the gain depends on the text: measure it",
@@ -157,9 +163,10 @@ TABLE: List[Tuple[str, str, Word]] = [
       " vllm_ascend triton_ascend transformers"),
      Word("versions go together as a row, which is installed whole; one of them alone cannot be pinned", instead=_ROW)),
     ("versions", "version",
-     Word("", refused=(Refusal(r"\A[=v]*([5-9]|[0-9]{2,})([.]|\Z)",
+     Word("", refused=(Refusal(r"\A[=v]*([78]|9[.][01]|[0-9]{2,})([.]|\Z)", "8.3.RC2",
                                "this is a version of CANN, CUDA or a driver; `version` is the engine's", _ROW),
-                       Refusal(r"\+(cu|cpu)", "this is a version of torch; `version` is the engine's", _ROW)))),
+                       Refusal(r"\+(cu|cpu)", "1.13.1+cu117", "this is a version of torch; `version` is the"
+                                                              " engine's", _ROW)))),
     ("versions", "python python_version conda conda_env virtualenv",
      Word("the release brings its own Python, that of its row; the system's is never touched")),
     ("versions", "image container_image image_tag tag",
@@ -168,18 +175,24 @@ TABLE: List[Tuple[str, str, Word]] = [
      Word("the row says which drivers it takes, and the host says which it has; firmware belongs to it. First"
           " the driver,"
           " then the firmware; the other way round in an upgrade",
-          refused=(Refusal(r"tar\.gz|driver_install", "there is no such archive and no such script: the packages are"
+          refused=(Refusal(r"tar\.gz|driver_install", "Ascend-driver.tar.gz", "there is no such archive and no"
+                                                                              " such script: the packages are"
                            " Ascend-hdk-<chip>-npu-driver_<version>_linux-<arch>.run",
                            "nothing here: the row names the driver"),))),
     ("versions", "kernel kernel_version kernel_package",
      Word("a driver supports named kernels only: the one a host runs is read and compared",
-          refused=(Refusal("hwe|linux-image.*kylin|apt", "there is no such package: the Kylin server takes rpm"
+          refused=(Refusal("hwe|linux-image.*kylin|apt", "linux-image-5.10.0-60-generic-hwe-kylin", "there is"
+                                                                                                    " no such"
+                                                                                                    " package:"
+                                                                                                    " the Kylin"
+                                                                                                    " server takes rpm"
                                                          " packages,"
                            " and 5.10.0-60 is openEuler's kernel", "nothing here: keep the kernel the system"
                                                                    " came with"),))),
     ("versions", "os operating_system distribution",
      Word("the operating system is read from the host",
-          refused=(Refusal(r"centos.*7|el7|rhel.*7", "its C library (2.17) is too old for every engine of the"
+          refused=(Refusal(r"centos.*7|el7|rhel.*7", "CentOS 7.9", "its C library (2.17) is too old for every"
+                                                                   " engine of the"
                                                      " catalogue,"
                            " and it is out of support since June 2024", "hosts with Rocky, Alma or RHEL 8-9, Ubuntu"
                            " 22.04/24.04, Debian 12 or Kylin V10"),))),

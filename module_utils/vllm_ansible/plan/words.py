@@ -38,10 +38,10 @@ def translate(raw: Dict[Any, Any], findings: Findings, where: Dict[str, Any]) ->
         _take(key, words[key], raw[key], request, findings, where)
     _clean(request, "extra_args", {name: WORDS[name] for name in FLAGS}, spell, findings, where)
     _clean(request, "extra_env", ENVIRONMENT, str, findings, where)
-    for name in sorted(set(KEPT) & set(request.get("extra_env") or {})):
-        findings.warning(
-            "W_WORD_KEPT", "{}: {}".format(name, KEPT[name]), where["host"], "engine_request.extra_env." + name
-        )
+    given = request.get("extra_env")
+    for name in sorted(set(KEPT) & set(given)) if isinstance(given, dict) else []:
+        note, field = "{}: {}".format(name, KEPT[name]), "engine_request.extra_env." + name
+        findings.warning("W_WORD_KEPT", note, where["host"], field)
     return request
 
 
@@ -62,7 +62,7 @@ def _lift(raw: Dict[Any, Any], findings: Findings, where: Dict[str, Any]) -> Dic
         elif str(value).lower() == "vllm":
             findings.warning("W_WORD_LEFT_OUT", "{}: vLLM is what is served".format(key), where["host"], field)
         else:
-            _refuse(key, value, Refusal("", "vLLM is what is served", "no {}".format(key)), field, findings, where)
+            _refuse(key, value, Refusal("", "", "vLLM is what is served", "no {}".format(key)), field, findings, where)
     return flat
 
 
@@ -100,11 +100,11 @@ def _take(
         if _is_real(key, word) and text not in word.values:
             return  # the check of that key says what it has to be
         if text not in word.values:
-            _refuse(key, value, Refusal("", word.note, word.instead), field, findings, where)
+            _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
             return
         new = word.values[text]
     elif word.to is None and word.instead:
-        _refuse(key, value, Refusal("", word.note, word.instead), field, findings, where)
+        _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
         return
     if word.to is None or new is None:
         note = "; ".join([word.note] + _metrics(value)) if key.startswith(("metric", "alert")) else word.note
@@ -135,7 +135,7 @@ def _take(
 def _refuse(key: str, value: Any, refusal: Refusal, field: str, findings: Findings, where: Dict[str, Any]) -> None:
     findings.problem(
         "E_WORD_REFUSED",
-        "{}: {} means nothing the engine can do: {}".format(key, show(value), refusal.note),
+        "{}: {} cannot be had: {}".format(key, show(value), refusal.note),
         refusal.instead,
         field=field,
         seen=value,

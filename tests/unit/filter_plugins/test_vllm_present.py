@@ -98,15 +98,27 @@ def test_the_plan_shows_what_is_decided():
         "Plan for 3 hosts, 2 engines: 2 new",
         "pool_smollm2: smollm2-135m-instruct",
         "  hosts     cpu02 (1 host, 1 engine)",
-        "  runs      float32, 1024 tokens of context",
+        "  runs      float32, 1024 tokens of context, 16 requests at once",
         "  endpoint  198.18.77.11:8000",
-        "  versions  vllm 0.32.0 for cpu, patches cpu.p0 (row vllm-0.32.0-cpu)",
+        "patches cpu.p0 (row vllm-0.32.0-cpu)",
         "1   build         release vllm-0.32.0-cpu-x86_64   build01",
         "10  verify        every instance generates tokens  cpu[01:02]",
         "warning   deepseek-v3-tiny-random has random weights",
     ):
         assert wanted in text
     assert text.splitlines()[-1] == f"digest: {plan['digest']}"
+    assert max(vllm_present.width(line) for line in text.splitlines()) <= vllm_present.COLUMNS
+
+
+def test_engines_on_devices_show_the_devices_and_the_whole_row():
+    plan = planned("npu-a2-deepseek-r1")
+    text = vllm_present.vllm_plan_table(plan, difference(plan, {}))
+    flat = " ".join(text.split())
+    assert "layout 8 ascend-a2 on each host: TP4 DP4 EP16" in flat
+    assert "versions vllm 0.23.0, vllm-ascend 0.23.0.post1, cann 9.1.0, driver 25.2.X or" in flat
+    assert "runs bfloat16, w8a8, " in flat
+    assert " GiB of each device" in text
+    assert "blocked" in text
     assert max(vllm_present.width(line) for line in text.splitlines()) <= vllm_present.COLUMNS
 
 
