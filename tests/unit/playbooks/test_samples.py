@@ -101,15 +101,18 @@ def test_the_bank_has_four_a100_hosts_and_three_kunpeng_hosts(tmp_path):
 
 
 def test_a_smaller_machine_is_refused_before_it_is_bought(tmp_path):
-    """The question the samples are for: the same request on hosts with two L20 of 48 GB each."""
+    """The question the samples are for: would DeepSeek-V3.1 fit on these four hosts, with two L20 of 48 GB each?"""
     inventory = tmp_path / "inventory"
     shutil.copytree(golden.ROOT / "inventories" / "sample-hybrid", inventory)
     (inventory / "group_vars/pool_a100/machine.yml").write_text("engine_machine: l20-2\n")
+    (inventory / "group_vars/pool_a100/request.yml").write_text("engine_request: {model: deepseek-v3.1}\n")
     run, report = plan(inventory, tmp_path / "reports")
     assert run.returncode == 2
     problems = report["plan"]["problems"]
     assert {problem["code"] for problem in problems} == {"E_DEVICE_MEMORY"}
-    assert {problem["host"] for problem in problems} == {"gpu01", "gpu02", "gpu03", "gpu04"}
+    assert [problem["host"] for problem in problems] == ["gpu01"]
+    assert "the same on 3 more hosts" in problems[0]["message"]
+    assert problems[0]["set"].startswith("nodes: 11"), "what would make it fit, computed"
     document = (tmp_path / "reports" / "plan.md").read_text()
     for problem in problems:
         assert problem["set"].replace("|", "\\|") in document
