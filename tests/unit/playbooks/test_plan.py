@@ -150,6 +150,38 @@ def test_hosts_are_planned_as_machines_and_compared_with_recorded_plans(site, tm
     assert re.search(r"start +instance deepseek +cpu02", run.stdout)
 
 
+def test_each_host_is_compared_with_the_plan_on_it(site, tmp_path):
+    """Hosts that are reached: what one of them runs must not be taken for what another runs. Their facts are recorded."""
+    inventory = yaml.safe_load((site / "inventory.yml").read_text())
+    groups = inventory["all"]["children"]
+    hosts = {"cpu01": "pool_smollm2", "cpu02": "pool_deepseek"}
+    for number, (host, pool) in enumerate(hosts.items(), 11):
+        own = {"engine_address": f"192.0.2.{number}", "deployment_plan_path": str(tmp_path / f"{host}.json")}
+        groups["engines"]["children"][pool]["hosts"][host] = own
+    inventory["all"]["vars"] = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+        "hardware_facts_recorded_directory": str(golden.MACHINES),
+        "hardware_facts_recorded_machine": "epyc-virtual",
+    }
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    arguments = ["-e", "deployment_plan_recorded_hardware=", "-e", f"deployment_plan_report_directory={tmp_path}"]
+    run = play(tmp_path, *arguments)
+    assert run.returncode == 0, run.stdout
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "new", "cpu02": "new"}
+    for host in hosts:
+        (tmp_path / f"{host}.json").write_text(json.dumps(report["plan"]["hosts"][host]))
+    play(tmp_path, *arguments, "--tags", "deploy")  # the plan is made whole, whatever stage is asked for
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "same"}
+    (tmp_path / "cpu02.json").unlink()
+    play(tmp_path, *arguments)
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "new"}
+
+
 def record(site: Path, folder: Path, *digests: str) -> Path:
     """A playbook that records one plan after the other on this machine, as host cpu01, into `folder`."""
     plays: list[dict[str, Any]] = []
