@@ -132,8 +132,8 @@ ansible_facts:
         nics:
           description:
             - Interfaces that are hardware or have an address, with C(name), C(mac), C(state), C(mtu), C(speed_mbps),
-              C(driver), C(numa_node), C(addresses) (with prefix, no link-local ones), C(pci) and C(link), as that of
-              accelerators.
+              C(driver), C(numa_node), C(addresses) (with prefix, no link-local ones), C(pci), and C(device_id) and
+              C(link) as those of accelerators.
           type: list
           elements: dict
           returned: always

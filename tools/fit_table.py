@@ -87,7 +87,7 @@ def lines() -> list[Line]:
         whole = int(device / sizes.USABLE[backend])
         overheads = sizes.taken(backend, rows[backend]["memory"], entry.get("utilisation", 0.9), block, whole)
         memory = sizes.memory(shape, scheme, layout, load, overheads, device)
-        weights = sizes.stage_weights(shape, scheme, layout)
+        weights = sizes.stage_weights(shape, scheme, layout, load.drafts)
         fits = memory.kv_cache >= sizes.sequence_bytes(memory, load.length, block)
         own = weights[entry["weights_of"]] if "weights_of" in entry else max(weights)
         estimates = {

@@ -100,10 +100,10 @@ class Redactor:
     def __call__(self, text):
         for old, new in self._replacements:
             text = text.replace(old, new)
-        text = _GID.sub("fe80:0000:0000:0000:0000:00ff:fe00:0001", text)
+        text = _GID.sub("fe80:0000:0000:0000:0000:0000:0000:0001", text)
         text = _SERIAL.sub(r"\1redacted", text)
         text = _MAC.sub(self._mac, text)
-        text = _EUI64.sub("0:ff:fe00:1", text)
+        text = _EUI64.sub("0000:00ff:fe00:0001", text)
         text = _UUID.sub(self._uuid, text)
         for name in self._names:
             text = re.sub(r"(?<![\w.-])" + re.escape(name) + r"(?![\w-])", "recorded-host", text)

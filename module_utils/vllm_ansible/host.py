@@ -104,16 +104,16 @@ class Host:
         def measure():
             descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
             with open(descriptor, "rb", buffering=0) as stream, mmap.mmap(-1, 8 << 20) as block:
-                size, done, start = stream.seek(0, os.SEEK_END), 0, time.monotonic()
+                size, done, start = stream.seek(0, os.SEEK_END), 0, time.perf_counter()
                 for place in range(8):
                     stream.seek(size * place // 8 >> 23 << 23)
                     wanted = limit_bytes * (place + 1) // 8
-                    while done < wanted and time.monotonic() - start < limit_seconds:
+                    while done < wanted and time.perf_counter() - start < limit_seconds:
                         count = stream.readinto(block)
                         if not count:
                             break
                         done += count
-                seconds = time.monotonic() - start
+                seconds = time.perf_counter() - start
             return int(done / seconds) if done and seconds > 0 else None
 
         try:

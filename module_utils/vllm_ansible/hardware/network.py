@@ -114,6 +114,7 @@ def gather_network(host, warn):
                 "numa_node": pci.numa_node(host, function),
                 "addresses": sorted(addresses.get(name, [])),
                 "pci": function,
+                "device_id": pci.device_id(host, function),
                 "link": pci.link(host, function),
             }
         )

@@ -5,7 +5,7 @@ import re
 from typing import Dict, Optional
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
-from ansible.module_utils.vllm_ansible.hardware.values import integer, known, named_values
+from ansible.module_utils.vllm_ansible.hardware.values import count, known, named_values
 
 # What every npu-smi says when it cannot talk to the driver, also to an ordinary user of a healthy machine.
 NO_DRIVER = "dcmi module initialize failed"
@@ -62,10 +62,10 @@ def parse_mapping(text):
             header = fields
         elif header and len(fields) == len(header):
             row = dict(zip(header, fields))
-            npu, chip = integer(row["NPU ID"]), integer(row.get("Chip ID"))
+            npu, chip = count(row["NPU ID"]), count(row.get("Chip ID"))
             if row.get("Chip Name", "Mcu") != "Mcu" and npu is not None and chip is not None:
-                physical = integer(row.get("Chip Phy-ID"))
-                logic = integer(row["Chip Logic ID"]) if "Chip Logic ID" in row else physical
+                physical = count(row.get("Chip Phy-ID"))
+                logic = count(row["Chip Logic ID"]) if "Chip Logic ID" in row else physical
                 name = re.sub(r"^Ascend\s+", "", row["Chip Name"])
                 chips.append({"npu": npu, "chip": chip, "logic_id": logic, "phy_id": physical, "name": name})
     return chips
@@ -77,7 +77,7 @@ def parse_list(text):
     total, last = None, None
     for line in (text or "").splitlines():
         name, colon, value = (part.strip() for part in line.partition(":"))
-        number = integer(value)
+        number = count(value)
         if not colon or number is None:
             continue
         if name == "Total Count":
@@ -123,16 +123,16 @@ def parse_usages(text):
     for line in (text or "").splitlines() + ["Chip ID : 0"]:
         block.append(line)
         name, _, value = line.partition(":")
-        number = integer(value.strip())
+        number = count(value.strip())
         if name.strip() != "Chip ID" or number is None:
             continue
         values, block = named_values("\n".join(block)), []
         for kind in ("HBM", "DDR"):
-            mebibytes = integer(values.get(f"{kind} Capacity(MB)"))
-            percent = integer(values.get(f"{kind} Usage Rate(%)"))
-            if mebibytes and mebibytes > 0 and number not in chips:
+            mebibytes = count(values.get(f"{kind} Capacity(MB)"))
+            percent = count(values.get(f"{kind} Usage Rate(%)"))
+            if mebibytes and number not in chips:
                 total = mebibytes * _MIB
-                used = total * percent // 100 if percent is not None and 0 <= percent <= 100 else None
+                used = total * percent // 100 if percent is not None and percent <= 100 else None
                 chips[number] = {"memory_bytes": total, "used_bytes": used}
     return chips
 
@@ -164,8 +164,8 @@ def _chip(device, row, address):
     if device is None:
         return None
     # The 950 has one chip per NPU and no column for it.
-    npu, chip = integer(device.get("NPU", device.get("NPU ID"))), integer(row.get("Chip", "0"))
-    if npu is None or npu < 0 or chip is None or chip < 0 or not device.get("Name"):
+    npu, chip = count(device.get("NPU", device.get("NPU ID"))), count(row.get("Chip", "0"))
+    if npu is None or chip is None or not device.get("Name"):
         return None
     used, total = _usage(row.get("HBM-Usage(MB)"))
     if total is None:
@@ -175,7 +175,7 @@ def _chip(device, row, address):
         "name": device["Name"],
         "health": device.get("Health"),
         "chip": chip,
-        "phy_id": integer(row.get("Phy-ID", row.get("Device"))),
+        "phy_id": count(row.get("Phy-ID", row.get("Device"))),
         "pci": address,
         "memory_bytes": total,
         "used_bytes": used,
@@ -185,7 +185,5 @@ def _chip(device, row, address):
 def _usage(usage):
     """Return (used, total) bytes of ``2654/32768`` (MiB); (None, None) for no memory or no such text."""
     used, _, total = (usage or "").partition("/")
-    used, total = integer(used), integer(total)
-    if not total or total < 0:
-        return None, None
-    return used * _MIB if used is not None and used >= 0 else None, total * _MIB
+    used, total = count(used), count(total)
+    return (None if used is None else used * _MIB, total * _MIB) if total else (None, None)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's nvidia-smi, asked for a table with a header (its ordinary screen is not stable between branches)."""
 
-import csv
 import re
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
-from ansible.module_utils.vllm_ansible.hardware.values import integer, known
+from ansible.module_utils.vllm_ansible.hardware.values import count, known
 
 FIELDS = (
     "index",
@@ -40,9 +39,9 @@ def parse_query(text):
         more, None otherwise.
     """
     header, gpus = None, []
-    # A line is a row: a quote never spans lines here, and csv refuses a NUL.
-    for line in (text or "").replace("\0", "").splitlines():
-        row = next(csv.reader([line.replace('"', "")], skipinitialspace=True), [])
+    # No value of these holds a comma, and nvidia-smi never quotes.
+    for line in (text or "").splitlines():
+        row = [cell.strip() for cell in line.split(",")]
         names = [re.sub(r"\s*\[.*\]\Z", "", name) for name in row]
         if "pci.bus_id" in names:
             header = names
@@ -90,7 +89,7 @@ def _gpu(address, values):
     total, used = (_bytes(values.get(name)) for name in ("memory.total", "memory.used"))
     mode = known(values.get("mig.mode.current"))
     return {
-        "index": _count(values.get("index")),
+        "index": count(values.get("index")),
         "name": _usable(values.get("name")),
         "uuid": _usable(values.get("uuid")),
         "pci": address,
@@ -98,7 +97,7 @@ def _gpu(address, values):
         "used_bytes": used,
         "driver": _usable(values.get("driver_version")),
         "mig": {"Enabled": True, "Disabled": False}.get(mode),
-        "ecc_uncorrected": _count(values.get("ecc.errors.uncorrected.volatile.total")),
+        "ecc_uncorrected": count(values.get("ecc.errors.uncorrected.volatile.total")),
         "lost": lost.strip("[] ") if lost else None,
     }
 
@@ -107,11 +106,6 @@ def _usable(text):
     return None if _LOST.search(text or "") else known(text)
 
 
-def _count(text):
-    number = integer(text)
-    return number if number is not None and number >= 0 else None
-
-
 def _bytes(text):
-    mebibytes = _count(text)
+    mebibytes = count(text)
     return None if mebibytes is None else mebibytes * 1048576

@@ -48,6 +48,12 @@ def gather_functions(host):
     return functions
 
 
+def device_id(host, address):
+    """Return vendor and device of a PCI function ("15b3:1021"), or None."""
+    function = parse_modalias(host.read(f"{SYSFS}/{address}/modalias")) if address is not None else None
+    return f"{function['vendor']}:{function['device']}" if function is not None else None
+
+
 def function_of_link(link):
     """Return the innermost PCI address in a sysfs link such as ``../../devices/pci…/0000:3d:00.0/net/eth0``."""
     found = re.findall(r"(?<=/)" + _FUNCTION + r"(?=/)", link or "")

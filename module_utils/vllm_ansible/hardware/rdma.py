@@ -4,7 +4,7 @@
 import re
 
 from ansible.module_utils.vllm_ansible.hardware import pci
-from ansible.module_utils.vllm_ansible.hardware.values import decimal, integer, word
+from ansible.module_utils.vllm_ansible.hardware.values import count, decimal, word
 
 SYSFS = "/sys/class/infiniband"
 _GID = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}\Z")
@@ -42,7 +42,7 @@ def gather_rdma(host):
 
 
 def _numbers(host, directory):
-    numbers = [integer(name) for name in host.list_directory(directory)]
+    numbers = [count(name) for name in host.list_directory(directory)]
     return sorted(number for number in numbers if number is not None)
 
 

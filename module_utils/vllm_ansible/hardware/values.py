@@ -16,6 +16,12 @@ def integer(text, base=10):
         return None
 
 
+def count(text):
+    """Return the number in a text when it can be a size, a count or an id (not below zero), or None."""
+    number = integer(text)
+    return number if number is not None and number >= 0 else None
+
+
 def decimal(text):
     """Return the number that a text starts with (``16.0 GT/s PCIe``, ``100 Gb/sec (4X EDR)``), or None."""
     match = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)(?![\d.])", text or "", re.ASCII)

@@ -144,7 +144,8 @@ def _sizing(context: Context) -> Sizing:
 def _apportion(host: Host, groups: List[Group], context: Context) -> None:
     """Let a backend divide what its instances on one host do not share; alone, an instance has all of it."""
     owners: Dict[str, List[Group]] = {}
-    for group in groups if len(groups) > 1 else []:
+    spans = any(len(group.hosts) > 1 for group in groups)
+    for group in groups if len(groups) > 1 and not spans else []:
         if group.request.model in context.catalogue.models:
             owners.setdefault(group.request.backend or _found_backend(host), []).append(group)
     for name in sorted(owners):

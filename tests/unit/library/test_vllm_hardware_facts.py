@@ -22,6 +22,13 @@ def test_this_machine_is_described(run_module, tmp_path, check_mode):
     assert facts["paths"][wanted]["available_bytes"] > 0
 
 
+def test_disks_are_measured_only_when_asked(run_module, monkeypatch):
+    monkeypatch.setattr(vllm_hardware_facts.Host, "measure_read", lambda *_arguments: 7)
+    for asked, speeds in ((False, {None}), (True, {7, None})):
+        facts = run_module(vllm_hardware_facts, {"measure_disks": asked})["ansible_facts"]["vllm_hardware"]
+        assert {disk["read_bytes_per_s"] for disk in facts["disks"]} <= speeds
+
+
 def test_setup_arguments_are_accepted(run_module):
     result = run_module(
         vllm_hardware_facts,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live door to the machine."""
 
+import io
 import os
+import threading
+import time
 
 import pytest
 from ansible.module_utils.vllm_ansible import host as host_module
@@ -49,6 +52,81 @@ def test_a_tool_runs_in_the_c_locale_under_a_time_limit(tools):
     tool, limiter = tools("npu-smi"), tools("timeout")
     assert host.run(["npu-smi", "info"], environment={"X": "1"}) == (0, "out", "err")
     assert calls == [([limiter, "-k", "5", "60", tool, "info"], {"X": "1", "LC_ALL": "C", "LANG": "C"})]
+
+
+def test_a_tool_gets_the_time_it_is_given_and_at_least_a_second(tools):
+    calls = []
+    host = Host(lambda argv, environ_update: calls.append(argv) or (124, "", ""))
+    tool, limiter = tools("npu-smi"), tools("timeout")
+    for seconds in (7.9, 0.2):
+        assert host.run(["npu-smi"], timeout_seconds=seconds)[0] == 124
+    assert calls == [[limiter, "-k", "5", "7", tool], [limiter, "-k", "5", "1", tool]]
+
+
+def test_a_tool_that_cannot_even_be_killed_is_left_behind(tools, monkeypatch):
+    tools("npu-smi")
+    monkeypatch.setattr(host_module, "GRACE_SECONDS", 0.05)
+    released = threading.Event()
+    host = Host(lambda _argv, environ_update: released.wait(60) and (0, "late", ""))
+    before = time.monotonic()
+    assert host.run(["npu-smi"], timeout_seconds=0.1) == (124, "", "")
+    assert time.monotonic() - before < 30
+    released.set()
+
+
+def test_what_a_tool_raises_reaches_the_caller(tools):
+    tools("npu-smi")
+
+    def fail(_argv, environ_update):
+        raise SystemExit("as AnsibleModule.fail_json does")
+
+    with pytest.raises(SystemExit, match="as AnsibleModule"):
+        Host(fail).run(["npu-smi"])
+
+
+def test_the_read_speed_of_what_can_be_read_directly(tmp_path):
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(24 << 20))
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no direct reads")
+    before = time.monotonic()
+    assert Host().measure_read(str(path), 16 << 20, 1) > 0
+    assert time.monotonic() - before < 20
+
+
+def test_the_read_speed_is_measured_within_its_limits(tmp_path, monkeypatch):
+    """Eight places over the whole device, no more bytes than allowed, none after the time is up."""
+    places, clock = [], iter(range(1000))
+
+    class Device(io.RawIOBase):
+        def __init__(self):
+            self.place = 0
+
+        def seek(self, offset, whence=os.SEEK_SET):
+            self.place = offset if whence == os.SEEK_SET else (800 << 20)
+            return self.place
+
+        def readinto(self, block):
+            places.append(self.place >> 20)
+            self.place += len(block)
+            return len(block)
+
+    monkeypatch.setattr(host_module.os, "open", lambda *_arguments: -1)
+    monkeypatch.setattr(host_module, "open", lambda *_arguments, **_options: Device(), raising=False)
+    monkeypatch.setattr(host_module.time, "perf_counter", lambda: next(clock))
+    assert Host().measure_read("/dev/x", 64 << 20, 100) == (64 << 20) // 9, "a tick for each look at the clock"
+    assert places == [0, 96, 200, 296, 400, 496, 600, 696]
+    places.clear()
+    assert Host().measure_read("/dev/x", 1 << 40, 3) == (16 << 20) // 11
+    assert places == [0, 8]
+
+
+def test_what_cannot_be_read_directly_has_no_speed(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "empty", "/proc/self/status"):
+        assert Host().measure_read(str(path), 1 << 20, 1) is None
 
 
 def test_a_missing_tool_is_none_and_nothing_runs(tools):

@@ -21,7 +21,9 @@ def record(host, directory, replacements=(), names=("taishan7",)):
     return facts
 
 
-@pytest.mark.parametrize("name", ["epyc-virtual", "atlas-800i-a2", "xeon-8480-two-sockets"])
+@pytest.mark.parametrize(
+    "name", ["epyc-virtual", "xeon-8480-two-sockets", "atlas-800i-a3", "atlas-300i-duo", "a100-4", "l20-2"]
+)
 def test_a_recording_replays_to_the_same_facts(tmp_path, name):
     facts = record(load_machine(MACHINES / name), tmp_path / "new")
     assert json.loads(machine_facts(tmp_path / "new")) == facts
@@ -48,6 +50,29 @@ def test_what_identifies_the_machine_is_replaced(tmp_path):
     assert replayed["nics"][0]["mac"].startswith("02:00:00:00:")
     assert replayed["nics"][0]["addresses"][0] == "192.0.2.1/24"
     assert replayed["listeners"][0]["process"] == "sshd"
+
+
+def test_what_identifies_a_device_is_replaced(tmp_path):
+    host = load_machine(MACHINES / "h200-8")
+    host.files["/sys/class/infiniband/mlx5_0/ports/1/gids/0"] = "fe80:0000:0000:0000:5e25:73ff:fe94:212a\n"
+    host.files["/sys/class/infiniband/mlx5_1/ports/1/gids/0"] = "fe80:0000:0000:0000:0c42:a103:0065:4f5e\n"
+    board = "Serial Number                  : 2102313ABC\nVDie ID                        : 42C711D4 20B03704\n"
+    host.commands["ofed_info -s"] = (0, "MLNX_OFED_LINUX-5.8:\n" + board, "")
+    record(host, tmp_path / "new")
+    written = "".join(path.read_text() for path in (tmp_path / "new").rglob("*") if path.is_file())
+    for secret in ("5e25", "212a", "0c42", "4f5e", "2102313ABC", "42C711D4"):
+        assert secret not in written, secret
+    gids = [port["gids"][0] for port in json.loads(machine_facts(tmp_path / "new"))["rdma"][:2]]
+    assert {(gid["index"], gid["type"]) for gid in gids} == {(0, "IB/RoCE v1")}
+
+
+def test_a_measured_speed_is_recorded(tmp_path):
+    host = load_machine(MACHINES / "taishan-2280-v2")
+    host.machine["read_bytes_per_s"] = {"/dev/nvme0n1": 5}
+    recorder = Recorder(host)
+    gather_hardware(recorder, PATHS, measure_disks=True)
+    write_machine(str(tmp_path / "new"), recorder, Redactor((), ()), ["test"], storage)
+    assert load_machine(tmp_path / "new").measure_read("/dev/nvme0n1", 1, 1) == 5
 
 
 def test_the_same_value_gets_the_same_replacement_and_parts_of_words_stay():

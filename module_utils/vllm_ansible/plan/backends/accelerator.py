@@ -55,9 +55,11 @@ class AcceleratorBackend(Backend):
         available = min(question.per_host for question in asked.values())
         counts = {name: _counts(question) for name, question in asked.items()}
         alike = len({id(group.claim) for group in groups}) == 1
-        given = {name: available // len(groups) if alike else (own or [1])[0] for name, own in counts.items()}
+        if not all(counts.values()):
+            return  # one of them fits no share, and planning it with all devices says why
+        least = {name: own[0] for name, own in counts.items()}
+        given = {name: available // len(groups) for name in counts} if alike else dict(least)
         if not all(given.values()) or sum(given.values()) > available:
-            least = {name: own[0] if own else 1 for name, own in counts.items()}
             fail(groups[0], context, "E_DEVICES_TOO_FEW",
                  "The engines on {} need {} devices at least ({}), and it has {} healthy ones".format(
                      host.name, sum(least.values()),

@@ -119,7 +119,8 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
         choices = [rows.choose(context.catalogue, group.backend, release, machine) for machine in machines]
         unfit = [(host, choice) for host, choice in zip(machines.values(), choices) if choice.row is None]
         if release == pinned and unfit:
-            _no_row(group, unfit[0][0], unfit[0][1].rejected, context)
+            host, choice = unfit[0]
+            _no_row(group, host, next(own.device.family for own in found), choice.rejected, context)
             return
         if not unfit and len({choice.row.name for choice in choices if choice.row}) == 1:
             break
@@ -153,17 +154,18 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
         )
 
 
-def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context) -> None:
+def _no_row(group: Group, host: Host, family: str, rejected: Sequence[Any], context: Context) -> None:
+    """Say what is against the row that comes closest, or that there is none for these devices."""
+    finals = [row for row in rows.candidates(context.catalogue, group.backend, None) if family in row.families]
     reasons: Dict[str, List[Any]] = {}
     for entry in rejected:
         reasons.setdefault(entry.row, []).append(entry)
-    if not reasons:
-        finals = rows.candidates(context.catalogue, group.backend, None)
+    if not reasons or not finals:
         names = sorted({row.plugin_version or row.version for row in finals})
         if group.request.version and finals:
             fail(group, context, "E_VERSION",
-                 "No row of the catalogue is version {} of an engine for {}".format(
-                     group.request.version, group.backend),
+                 "No row of the catalogue is version {} of an engine for the {} of {}".format(
+                     group.request.version, group.device, host.name),
                  "version: " + " or ".join('"={}"'.format(name) for name in names), "engine_request.version",
                  group.request.version)  # fmt: skip
         else:
@@ -172,17 +174,18 @@ def _no_row(group: Group, host: Host, rejected: Sequence[Any], context: Context)
                  "hosts without accelerators in {}, or backend: cpu for those with a fitting CPU".format(group.pool),
                  "engine_request.backend", group.backend)  # fmt: skip
         return
-    order = [row.name for row in rows.candidates(context.catalogue, group.backend, group.request.version)]
-    nearest = min(reasons, key=lambda name: (len(reasons[name]), order.index(name)))
+    # `rejected` is in order from the newest on, and the first of equally near rows is taken
+    nearest = min(reasons, key=lambda name: len(reasons[name]))
     for entry in reasons[nearest]:
         others: Dict[str, List[str]] = {}
-        for other in rejected:
-            if other.field == entry.field and other.row != nearest:
+        for other in (e for name in reasons for e in reasons[name] if name != nearest):
+            if other.field == entry.field:
                 others.setdefault(other.reason, []).append(other.row)
         older = "; ".join("{}: {}".format(", ".join(names), why) for why, names in others.items())
         fail(group, context, ROW_CODES.get(entry.field, "E_NO_ENGINE"),
-             "{} does not fit row {}: {}{}".format(
-                 host.name, nearest, entry.reason, "; nor the others ({})".format(older) if older else ""),
+             "{} does not fit {}: {}{}".format(
+                 host.name, "any row" if entry.field == "vllm_hardware.os" else "row " + nearest, entry.reason,
+                 "; nor the others ({})".format(older) if older else ""),
              entry.set_to, entry.field, entry.seen, host)  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout, lengths and device memory of an accelerator engine: how it is divided, and how much it carries."""
 
-from typing import List, Optional, Sequence, Tuple
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
@@ -31,8 +32,7 @@ SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a1
 
 def utilisation(group: Group, row: Row) -> float:
     """Share of the usable memory the engine may take: the row's, or what extra_args says."""
-    extra = group.request.extra_args
-    asked = extra.get("gpu-memory-utilization", extra.get("gpu_memory_utilization"))
+    asked = _extra(group, "gpu-memory-utilization")
     try:
         share = float(asked) if asked is not None and not isinstance(asked, bool) else 0.0
     except (TypeError, ValueError):
@@ -70,7 +70,26 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
         step_tokens=max(request.max_num_batched_tokens or row.defaults["max_num_batched_tokens"], sequences),
         pins=Pins(request.tensor_parallel_size, request.pipeline_parallel_size, request.data_parallel_size),
         heads=mla_heads(row) if shape.mla else (),
+        drafts=shape.mtp_layers if _speculates(group) else 0,
+        cache_bytes=1 if str(_extra(group, "kv-cache-dtype")).startswith("fp8") else 0,
     )
+
+
+def _extra(group: Group, flag: str) -> Any:
+    """What extra_args says of a flag that changes memory, None when it says nothing."""
+    given = {key.lstrip("-").replace("_", "-"): value for key, value in group.request.extra_args.items()}
+    return given.get(flag)
+
+
+def _speculates(group: Group) -> bool:
+    """Whether extra_args loads the layers of the checkpoint that are made for speculation."""
+    asked = _extra(group, "speculative-config")
+    if isinstance(asked, str):
+        try:
+            asked = json.loads(asked)
+        except ValueError:
+            return False
+    return isinstance(asked, dict) and "mtp" in str(asked.get("method"))
 
 
 def mla_heads(row: Row) -> Tuple[int, ...]:
@@ -260,7 +279,9 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
     needed = best.load.length * memory.token
     room = int(memory.capacity * asked.overheads.utilisation)
     device = found[0].device
-    found_changes = advice.proposals(asked, alternatives(group, device, context), _most(device))
+    found_changes = advice.proposals(
+        asked, alternatives(group, device, context), _most(device), _other_devices(group, device, context)
+    )
     repaired = _repaired(asked, found)
     if repaired:
         found_changes.insert(0, advice.Proposal(repaired, {}))
@@ -282,6 +303,21 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
 def _most(device: Device) -> int:
     """Devices a host of this kind can have: 16 dies in an A3, 8 boards elsewhere."""
     return 16 if device.family == "a3" else 8
+
+
+def _other_devices(group: Group, device: Device, context: Context) -> Dict[str, int]:
+    """Devices of the same backend that the row runs on and that compute in the model's format: name -> usable bytes."""
+    model, row = group.model, group.row
+    assert model is not None and row is not None
+    return {
+        other.name: int(other.memory_bytes * USABLE[group.backend])
+        for other in context.catalogue.devices.all
+        if other.backend == device.backend
+        and other.supported
+        and other.family in row.families
+        and (model.quantisation is None or model.quantisation.method in other.quantisations)
+        and (not other.dtypes or group.dtype in other.dtypes)
+    }
 
 
 def _repaired(asked: Question, found: Sequence[Found]) -> Optional[str]:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would make a model fit that does not: each proposal is planned again before it is made."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.vllm_ansible.plan.fit.layouts import Question, choose, judge, layouts
 from ansible.module_utils.vllm_ansible.plan.fit.sizes import Scheme
 
 MOST_HOSTS = 16
+NOTHING: Mapping[str, int] = {}
 
 
 class Alternative(NamedTuple):
@@ -58,18 +59,20 @@ def more_devices(question: Question, most: int) -> Optional[int]:
     return None
 
 
-def larger_device(question: Question, sizes: Sequence[int]) -> Optional[int]:
-    """Return the smallest of `sizes` (usable bytes of a device) that fits, or None."""
-    for size in sorted(size for size in set(sizes) if size > question.device_bytes):
-        if choose(question._replace(device_bytes=size)):
-            return size
+def larger_device(question: Question, others: Mapping[str, int]) -> Optional[str]:
+    """Return the device with the least memory of `others` (name -> usable bytes) on which it fits, or None."""
+    for name in sorted(others, key=lambda name: (others[name], name)):
+        if others[name] > question.device_bytes and choose(question._replace(device_bytes=others[name])):
+            return name
     return None
 
 
-def proposals(question: Question, alternatives: Sequence[Alternative] = (), devices: int = 8) -> List[Proposal]:
+def proposals(
+    question: Question, alternatives: Sequence[Alternative] = (), devices: int = 8, others: Mapping[str, int] = NOTHING
+) -> List[Proposal]:
     """Return the changes that would make `question` fit, the smallest intervention first, each tried.
 
-    `devices`: how many a host of this kind can have.
+    `devices`: how many a host of this kind can have. `others`: devices to use instead, name -> usable bytes.
     """
     found = []
     sequences = fewer_sequences(question)
@@ -92,6 +95,9 @@ def proposals(question: Question, alternatives: Sequence[Alternative] = (), devi
     hosts = more_hosts(question)
     if hosts is not None:
         found.append(Proposal("nodes: {} (that many such hosts per replica)".format(hosts), {"nodes": hosts}))
+    device = larger_device(question, others)
+    if device is not None:
+        found.append(Proposal("as many devices of the kind {}".format(device), {}))
     return found
 
 

@@ -42,7 +42,7 @@ class Question(NamedTuple):
 
     lengths: context lengths that would do, best first. hosts: how many hosts a replica may take, best first.
     per_host: devices of each. device_bytes: what a framework can use of the smallest. heads: heads per rank that latent
-    attention should have; () for any.
+    attention should have; () for any. drafts, cache_bytes: as in `sizes.Load`.
     """
 
     shape: Shape
@@ -56,9 +56,11 @@ class Question(NamedTuple):
     step_tokens: int
     pins: Pins = Pins()
     heads: Tuple[int, ...] = ()
+    drafts: int = 0
+    cache_bytes: int = 0
 
     def load(self, length: int) -> Load:
-        return Load(length, self.sequences, self.step_tokens)
+        return Load(length, self.sequences, self.step_tokens, self.drafts, self.cache_bytes)
 
 
 class Answer(NamedTuple):

@@ -72,11 +72,17 @@ class Layout(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What one data-parallel rank has to carry: context length, sequences at once, tokens of one step."""
+    """What one data-parallel rank has to carry: context length, sequences at once, tokens of one step.
+
+    `drafts`: layers for speculation (DeepSeek's MTP) that are loaded too. `cache_bytes`: bytes of one element of the
+    KV cache, 0 for the data type's.
+    """
 
     length: int
     sequences: int
     step_tokens: int
+    drafts: int = 0
+    cache_bytes: int = 0
 
 
 class Overheads(NamedTuple):
@@ -148,13 +154,13 @@ def stage_layers(shape: Shape, layout: Layout) -> List[int]:
     return [share + (1 if stages - 1 - left <= stage < stages - 1 else 0) for stage in range(stages)]
 
 
-def weight_bytes(shape: Shape, scheme: Scheme, layout: Layout) -> int:
+def weight_bytes(shape: Shape, scheme: Scheme, layout: Layout, drafts: int = 0) -> int:
     """Weights of the fullest rank."""
-    return max(stage_weights(shape, scheme, layout))
+    return max(stage_weights(shape, scheme, layout, drafts))
 
 
-def stage_weights(shape: Shape, scheme: Scheme, layout: Layout) -> List[int]:
-    """Weights of one rank of each pipeline stage."""
+def stage_weights(shape: Shape, scheme: Scheme, layout: Layout, drafts: int = 0) -> List[int]:
+    """Weights of one rank of each pipeline stage; `drafts` layers for speculation lie on the last."""
     tensor = layout.tensor
     leading = shape.layers if not shape.experts else min(shape.dense_layers, shape.layers)
     expert = 3 * shape.hidden * shape.moe_intermediate
@@ -169,6 +175,14 @@ def stage_weights(shape: Shape, scheme: Scheme, layout: Layout) -> List[int]:
         dense = min(layers, max(0, leading - before))
         moe = layers - dense
         before += layers
+        joined = 0
+        if stage == layout.pipeline - 1 and drafts:
+            layers, moe, dense = (
+                layers + drafts,
+                moe + drafts * bool(shape.experts),
+                dense + drafts * (not shape.experts),
+            )
+            joined = drafts * 2 * shape.hidden * shape.hidden  # embedding and hidden state become one
         tables = (1 if stage == 0 else 0) + (1 if stage == layout.pipeline - 1 else 0)
         if (shape.tied or shape.encoder) and layout.pipeline == 1:
             tables = 1
@@ -176,7 +190,7 @@ def stage_weights(shape: Shape, scheme: Scheme, layout: Layout) -> List[int]:
         size += dense * matrices * shape.hidden * _divided(shape.intermediate, tensor) * scheme.of("dense_mlp")
         size += moe * held * expert * scheme.of("experts")
         size += moe * shared * scheme.of("shared_experts") / tensor
-        plain = tables * table + moe * shape.experts * shape.hidden + 2 * layers * shape.hidden
+        plain = tables * table + joined + moe * shape.experts * shape.hidden + 2 * layers * shape.hidden
         sizes.append(int(size + plain * scheme.dtype_bytes))
     return sizes
 
@@ -197,14 +211,15 @@ def _attention(shape: Shape, scheme: Scheme, tensor: int) -> float:
     return (down + up + output + latent) * linear + latent * scheme.dtype_bytes
 
 
-def kv_token_bytes(shape: Shape, layout: Layout, dtype_bytes: int) -> int:
+def kv_token_bytes(shape: Shape, layout: Layout, dtype_bytes: int, drafts: int = 0) -> int:
     """KV cache of one token on one rank: the whole latent with MLA, else its share of the KV heads, at least one."""
     if shape.encoder:
         return 0
     width = shape.kv_lora_rank + shape.rope_dim
     if not shape.mla:
         width = 2 * max(1, shape.kv_heads // layout.tensor) * shape.head_dim
-    return max(stage_layers(shape, layout)) * width * dtype_bytes
+    layers = stage_layers(shape, layout)
+    return max(layers[:-1] + [layers[-1] + drafts]) * width * dtype_bytes
 
 
 def activation_bytes(shape: Shape, layout: Layout, load: Load, dtype_bytes: int) -> int:
@@ -233,15 +248,14 @@ def memory(
     load: Load,
     overheads: Overheads,
     device_bytes: int,
-    kv_dtype_bytes: int = 0,
 ) -> Memory:
     """What the fullest rank of `layout` holds on a device with `device_bytes` usable; `kv_cache` is negative when
     weights and overheads alone are too much.
 
     The engine keeps weights, activations and KV cache within its utilisation; captured graphs lie beside that.
     """
-    token = kv_token_bytes(shape, layout, kv_dtype_bytes or scheme.dtype_bytes)
-    weights = weight_bytes(shape, scheme, layout)
+    token = kv_token_bytes(shape, layout, load.cache_bytes or scheme.dtype_bytes, load.drafts)
+    weights = weight_bytes(shape, scheme, layout, load.drafts)
     activation = activation_bytes(shape, layout, load, scheme.dtype_bytes)
     communication = 0
     if layout.world > 1:

@@ -271,6 +271,7 @@ def test_pci_links_of_devices_and_nics(machine):
     facts = gather_hardware(machine("h200-8"))
     idle = {"speed_gts": 2.5, "width": 16, "max_speed_gts": 32.0, "max_width": 16}
     assert facts["accelerators"][0]["link"] == idle
+    assert {nic["name"]: nic["device_id"] for nic in facts["nics"]}["ens1np0"] == "15b3:1021"
     nics = {nic["name"]: nic["link"] for nic in facts["nics"]}
     assert nics["ens1np0"] == {"speed_gts": 32.0, "width": 16, "max_speed_gts": 32.0, "max_width": 16}
     host = machine("h200-8")

@@ -113,6 +113,9 @@ def test_a_cell_with_too_few_words_is_unknown_not_shifted():
 
 
 def test_absurd_numbers_are_no_numbers():
+    a3 = CAPTURES["a3-26.0.rc2-info.partial.txt"]
+    assert chips(a3.replace("| 0     0 ", "| 0     -1"))[0][3] is None
+    assert [chip[2] for chip in chips(a3.replace("| 1     1 ", "| -1    1 "))] == [0]
     text = A2["npu-smi info"].replace("2653 / 32768", "2653 / " + "9" * 5000)
     assert chips(text)[7][6] is None
 

@@ -3,6 +3,7 @@
 
 import json
 import re
+import time
 
 import pytest
 from ansible.module_utils.vllm_ansible.binding import parse_dropin, parse_numa_maps
@@ -142,6 +143,18 @@ def test_no_damaged_output_makes_a_parser_raise(parse, text, choice):
 @given(st.text())
 def test_no_text_makes_a_parser_raise(parse, text):
     parse(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["| ", "0", " ", "A: ", "[ ]", "NPU0 X ", "GPU 0000:", "| 0 ", "\t-", "pci.bus_id,", "a\n"]
+)
+def test_endless_lines_are_read_in_no_time(piece):
+    text = piece * (100_000 // len(piece))
+    for parse in PARSERS:
+        before = time.process_time()
+        parse(text)
+        parse("NPU ID  Chip ID\n| NPU  Name | Health | x |\n| Chip | Bus-Id | y |\n" + text)
+        assert time.process_time() - before < 5, parse
 
 
 @settings(deadline=None, max_examples=300)

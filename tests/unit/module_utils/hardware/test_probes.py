@@ -2,9 +2,10 @@
 """The probes on hosts that are not like the next one: each case changes one thing of a recorded machine."""
 
 import json
+import re
 
 import pytest
-from ansible.module_utils.vllm_ansible.hardware import nvidia_smi, pci
+from ansible.module_utils.vllm_ansible.hardware import nvidia_smi, pci, storage
 from ansible.module_utils.vllm_ansible.hardware.cgroup import parse_cgroups, unit_of
 from ansible.module_utils.vllm_ansible.hardware.cpu import parse_cpuinfo
 from ansible.module_utils.vllm_ansible.hardware.facts import gather_hardware
@@ -337,3 +338,55 @@ def test_pci_addresses_of_tools_become_those_of_sysfs(text, address):
 )
 def test_the_pci_function_behind_a_sysfs_link(link, address):
     assert pci.function_of_link(link) == address
+
+
+def test_read_speeds_are_null_unless_asked_for_and_measured_once_a_device(taishan):
+    taishan.machine["read_bytes_per_s"] = {"/dev/nvme0n1": 2_900_000_000}
+    assert {disk["read_bytes_per_s"] for disk in gather(taishan)["disks"]} == {None}
+    taishan.files["/proc/self/mountinfo"] += (
+        "95 1 0:44 /x /srv rw - btrfs /dev/nvme0n1 rw\n93 1 0:52 / /data rw - nfs4 filer:/export rw\n"
+    )
+    asked = []
+    measure = taishan.measure_read
+    taishan.measure_read = lambda device, *limits: asked.append((device, *limits)) or measure(device, *limits)
+    facts = gather_hardware(taishan, PATHS, measure_disks=True)
+    assert {disk["mount"]: disk["read_bytes_per_s"] for disk in facts["disks"]} == {
+        "/": None, "/data": None, "/srv": 2_900_000_000, "/var/lib/vllm": 2_900_000_000,
+    }  # fmt: skip
+    assert sorted(asked) == [("/dev/nvme0n1", 512 << 20, 2), ("/dev/sda3", 512 << 20, 2)]
+    assert [entry["code"] for entry in facts["warnings"]] == ["W_DISK_SPEED"] * 2
+
+
+def test_slow_disks_do_not_hold_up_the_facts(taishan, monkeypatch):
+    for number in range(40):
+        taishan.files["/proc/self/mountinfo"] += (
+            f"{200 + number} 1 9:{number} / /m{number} rw - xfs /dev/m{number} rw\n"
+        )
+    clock = iter(range(0, 100000, 3))
+    monkeypatch.setattr(storage.time, "monotonic", lambda: next(clock))
+    asked = []
+    taishan.measure_read = lambda device, *limits: asked.append(device) or 1
+    gather_hardware(taishan, PATHS, measure_disks=True)
+    assert 5 <= len(asked) <= 10
+
+
+def test_every_warning_is_documented_with_the_module(project_root):
+    sources = "".join(path.read_text() for path in (project_root / "module_utils/vllm_ansible/hardware").glob("*.py"))
+    documentation = (project_root / "library/vllm_hardware_facts.py").read_text()
+    codes = set(re.findall(r'"(W_[A-Z_]+)"', sources))
+    assert len(codes) > 20
+    assert codes == set(re.findall(r"C\((W_[A-Z_]+)\)", documentation))
+
+
+def test_every_fact_of_a_device_is_documented_with_the_module(project_root):
+    documentation = (project_root / "library/vllm_hardware_facts.py").read_text()
+    for name in ("atlas-800i-a3", "h200-8"):
+        facts = gather(load_machine(MACHINES / name))
+        for part in ("accelerators", "hccn", "rdma", "accelerator_links", "nics", "disks"):
+            for key in facts[part][0] if facts[part] else ():
+                assert f"{key}:" in documentation or f"C({key})" in documentation, (part, key)
+
+
+def test_facts_of_a_host_stay_small():
+    for path in MACHINES.glob("*/facts.json"):
+        assert len(json.dumps(json.loads(path.read_text()), separators=(",", ":"))) < 24_000, path

@@ -120,6 +120,22 @@ def test_what_a_no_proposes_is_a_yes_when_it_is_planned(machine, count, request_
     assert tried
 
 
+def test_extra_arguments_that_change_memory_are_counted():
+    def memory(**extra: Any) -> dict[str, int]:
+        request = {"model": "deepseek-r1-w8a8", "extra_args": {key.replace("_", "-"): v for key, v in extra.items()}}
+        planned = plan(several("atlas-800i-a3", 1, request))
+        assert planned["ok"], planned["problems"]
+        return planned["groups"][0]["memory"]
+
+    usual = memory()
+    drafting = memory(speculative_config={"method": "mtp", "num_speculative_tokens": 3})
+    assert drafting["weights_bytes"] > usual["weights_bytes"] + GIB // 2
+    assert memory(speculative_config='{"method": "mtp", "num_speculative_tokens": 1}') == drafting
+    assert memory(speculative_config={"method": "ngram", "num_speculative_tokens": 1}) == usual
+    assert memory(kv_cache_dtype="fp8")["kv_cache_tokens"] == pytest.approx(2 * usual["kv_cache_tokens"], rel=0.01)
+    assert memory(gpu_memory_utilization=0.85)["total_bytes"] < usual["total_bytes"] - 4 * GIB
+
+
 def test_the_hosts_of_a_replica_know_each_other():
     planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}))
     first, second = (instances(planned, name)[0] for name in ("host1", "host2"))
@@ -152,6 +168,13 @@ def test_two_replicas_of_one_host_have_their_own_devices_cpus_and_ports():
     assert bound[0]["cpus"] != bound[1]["cpus"]
     assert one["devices"][-3:] == ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
     assert set(one["devices"][:-3]) == {f"/dev/davinci{n}" for n in visible[0]}
+
+
+def test_an_engine_that_fits_no_share_is_refused_by_what_the_whole_host_has():
+    requests_ = [{"model": "qwen3-235b-a22b"}, {"model": "qwen3-8b"}]
+    problems = plan(several("a100-4", 1, requests_))["problems"]
+    assert [problem["code"] for problem in problems] == ["E_DEVICE_MEMORY"]
+    assert "does not fit 4 device(s)" in problems[0]["message"]
 
 
 def test_a_pool_of_two_kinds_makes_replicas_of_each():

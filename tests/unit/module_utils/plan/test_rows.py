@@ -62,10 +62,10 @@ KUNPENG = MachineFacts(
         ("cuda", GPU, "vllm-0.32.0-cuda"),
         ("cuda", GPU._replace(driver=""), "vllm-0.32.0-cuda"),
         ("cuda", GPU._replace(driver="535.129.03"), "vllm-0.18.0-cuda"),
-        ("cuda", GPU._replace(driver="535.129.03", glibc="2.29"), "vllm-0.9.1-cuda"),
+        ("cuda", GPU._replace(driver="535.129.03", glibc="2.29"), None),
         ("cuda", GPU._replace(driver="470.57.02"), None),
-        ("cuda", GPU._replace(families=("volta",)), "vllm-0.9.1-cuda"),
-        ("cuda", GPU._replace(families=("volta",), architecture="aarch64"), None),
+        ("cuda", GPU._replace(families=("volta",)), "vllm-0.18.0-cuda"),
+        ("cuda", GPU._replace(families=("ampere", "volta"), driver=""), "vllm-0.18.0-cuda"),
         ("cuda", GPU._replace(families=("blackwell",)), "vllm-0.32.0-cuda"),
         # Kylin V10 on x86: the newest wheels are the ones that load there
         ("cuda", GPU._replace(os_id="kylin", glibc="2.28"), "vllm-0.32.0-cuda"),

@@ -161,7 +161,7 @@ def test_every_proposal_makes_it_fit_and_is_the_smallest_of_its_kind(question):
     if choose(question) is not None:
         return
     others = [advice.Alternative("w4a8", scheme_of(question.shape, Quantisation("w4a8", 4, 128), 2), False)]
-    for proposal in advice.proposals(question, others):
+    for proposal in advice.proposals(question, others, 8, {"larger": 160 * GIB}):
         changed = question
         if "max_num_seqs" in proposal.sets:
             changed = question._replace(sequences=proposal.sets["max_num_seqs"])
@@ -177,6 +177,8 @@ def test_every_proposal_makes_it_fit_and_is_the_smallest_of_its_kind(question):
             assert not choose(question._replace(hosts=(proposal.sets["nodes"] - 1,)))
         elif "quantised" in proposal.text:
             changed = question._replace(scheme=others[0].scheme)
+        elif "kind" in proposal.text:
+            changed = question._replace(device_bytes=160 * GIB)
         else:
             changed = question._replace(per_host=int(proposal.text.split()[2]))
         assert choose(changed), proposal
@@ -192,6 +194,15 @@ def test_advice_for_the_known_refusals():
     assert texts == ["hosts with 4 such devices each", "nodes: 3 (that many such hosts per replica)"]
     long = advice.proposals(gpu(per_host=2, lengths=(131072,), sequences=16))
     assert long[0].text.startswith("max_model_len: ")
+
+
+def test_the_least_of_the_devices_on_which_it_fits_is_named():
+    others = {"small": 40 * GIB, "h20": 96 * GIB, "h200": 139 * GIB, "b200": 178 * GIB}
+    assert advice.larger_device(gpu(per_host=1), others) == "b200"
+    assert advice.larger_device(gpu(per_host=2, device_bytes=44 * GIB), others) == "h20"
+    assert advice.larger_device(gpu(per_host=1), {"small": 40 * GIB}) is None
+    last = advice.proposals(gpu(per_host=1), others=others)[-1]
+    assert last.text == "as many devices of the kind b200"
 
 
 def test_the_closest_layout_is_named_for_the_message():

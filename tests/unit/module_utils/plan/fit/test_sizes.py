@@ -103,6 +103,16 @@ def test_experts_are_placed_on_all_ranks_and_what_does_not_divide_costs_the_full
     assert of[16] - of[20] == layers * 3 * per_expert  # 13 instead of 16
 
 
+def test_layers_for_speculation_lie_on_the_last_stage():
+    plain = sizes.stage_weights(DEEPSEEK, Scheme(1), Layout(8, 2, 1, 8))
+    drafting = sizes.stage_weights(DEEPSEEK, Scheme(1), Layout(8, 2, 1, 8), 1)
+    assert drafting[0] == plain[0]
+    experts = 256 // 8 * 3 * DEEPSEEK.hidden * DEEPSEEK.moe_intermediate
+    assert experts < drafting[1] - plain[1] < 1.4 * experts
+    assert sizes.kv_token_bytes(DEEPSEEK, Layout(8), 2, 1) == 62 * 576 * 2
+    assert sizes.kv_token_bytes(DEEPSEEK, Layout(8, 2), 2, 1) == 31 * 576 * 2  # 31 and 30 + 1 layers
+
+
 def test_graphs_lie_beside_the_share_of_the_engine():
     found = sizes.memory(LLAMA_70B, Scheme(2), Layout(4), Load(1, 1, 1), Overheads(0.5, 0, 1 << 30, 0), 80 << 30)
     assert found.total <= (40 << 30) + (1 << 30)
