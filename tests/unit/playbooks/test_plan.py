@@ -151,7 +151,7 @@ def test_hosts_are_planned_as_machines_and_compared_with_recorded_plans(site, tm
 
 
 def test_each_host_is_compared_with_the_plan_on_it(site, tmp_path):
-    """Hosts that are reached: what one of them runs must not be taken for what another runs. Their facts are recorded."""
+    """Hosts that are reached (their facts are recorded): what one runs must not be taken for what another runs."""
     inventory = yaml.safe_load((site / "inventory.yml").read_text())
     groups = inventory["all"]["children"]
     hosts = {"cpu01": "pool_smollm2", "cpu02": "pool_deepseek"}
