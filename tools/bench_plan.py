@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the planner: one JSON line per fleet size, each in a process of its own.
 
-tools/bench_plan.py [SIZE...]            the planner alone, as the module calls it; default 10 100 1000 10000
-tools/bench_plan.py --ansible [SIZE...]  playbooks/plan.yml from recorded hardware: inventory, templates, transport
+tools/bench_plan.py [SIZE...]   the planner alone, as the module calls it; default 10 100 1000 10000
+(tools/bench_playbook.py measures playbooks/plan.yml)
 
 The fleet alternates machines of tests/fixtures/hardware: Atlas A2 in groups of two, Atlas A3, GPU servers, two-socket
 CPU servers with one engine per socket, small virtual hosts. Exit status 1: a plan had problems, or a limit was missed
@@ -16,12 +16,9 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -65,29 +62,6 @@ def measure_planner(size: int) -> dict[str, Any]:
     return {**line(size, seconds, resource.RUSAGE_SELF), "problems": len(plan["problems"])}
 
 
-def measure_ansible(size: int) -> dict[str, Any]:
-    """Run playbooks/plan.yml over one fleet from recordings and measure the whole command."""
-    hosts = fleet(size)
-    with tempfile.TemporaryDirectory() as folder:
-        groups: dict[str, Any] = {pool: {"hosts": {}, "vars": {"engine_request": r}} for pool, _, r in POOLS}
-        for name, host in hosts.items():
-            Path(folder, f"{name}.json").write_text(json.dumps(host["hardware"]))
-            if "request" in host:
-                groups[host["groups"][1]]["hosts"][name] = {}
-        inventory = {"all": {"children": {"engines": {"children": groups}, "build": {"hosts": {"build0001": {}}}}}}
-        Path(folder, "inventory.yml").write_text(yaml.safe_dump(inventory))
-        command = ["ansible-playbook", "-i", f"{folder}/inventory.yml", "playbooks/plan.yml"]
-        command += ["-e", f"deployment_plan_recorded_hardware={folder}"]
-        start = time.perf_counter()
-        run = subprocess.run(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        seconds = time.perf_counter() - start
-    if run.returncode:
-        sys.stderr.write(run.stdout[-4000:])
-    return {**line(size, seconds, resource.RUSAGE_CHILDREN), "through": "ansible", "problems": run.returncode}
-
-
 def line(size: int, seconds: float, who: int) -> dict[str, Any]:
     """Return one measurement; `megabytes` is the largest resident size of one process."""
     peak = resource.getrusage(who).ru_maxrss / 1024
@@ -110,20 +84,18 @@ def missed(results: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=int, metavar="SIZE")
-    parser.add_argument("--ansible", action="store_true", help="measure playbooks/plan.yml instead")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        measure = measure_ansible if options.ansible else measure_planner
-        print(json.dumps(measure(options.sizes[0])))
+        print(json.dumps(measure_planner(options.sizes[0])))
         return 0
     results = []
-    for size in options.sizes or [10, 100, 1000] + ([] if options.ansible else [10000]):
-        command = [sys.executable, __file__, "--one", str(size)] + (["--ansible"] if options.ansible else [])
+    for size in options.sizes or [10, 100, 1000, 10000]:
+        command = [sys.executable, __file__, "--one", str(size)]
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ).stdout
         print(output.strip(), flush=True)
         results.append(json.loads(output))
-    wrong = [f"{r['hosts']} hosts failed" for r in results if r["problems"]] if options.ansible else missed(results)
+    wrong = missed(results)
     for message in wrong:
         print(message, file=sys.stderr)
     return 1 if wrong else 0

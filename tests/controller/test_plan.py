@@ -43,6 +43,30 @@ def test_the_table_is_in_an_event_of_the_task_that_shows_it(job):
     assert any("smollm2-135m-instruct" in str(event["event_data"].get("res", "")) for event in shown)
 
 
+def test_no_task_runs_once_per_host(job):
+    """Planned from recordings, a thousand hosts cost what one costs: Ansible's own price is per host and task."""
+    results = Counter(
+        (event["event_data"]["play"], event["event_data"]["task"])
+        for event in job.events
+        if event["event"] in ("runner_on_ok", "runner_on_skipped")
+    )
+    assert len(results) > 8
+    assert {task: number for task, number in results.items() if number != 1} == {}
+
+
+def test_the_reports_are_files_of_the_job(controller, inventory, recorded, tmp_path):
+    variables = {
+        "deployment_plan_recorded_hardware": str(recorded),
+        "deployment_plan_report_directory": str(tmp_path / "reports"),
+    }
+    job = controller.launch("playbooks/plan.yml", inventory, variables, check=True)
+    assert job.status == "successful", job.stdout[-3000:]
+    assert job.statistics["changed"] == {}
+    report = json.loads((tmp_path / "reports" / "plan.json").read_text())
+    assert report["plan"]["digest"] == job.statistics["artifact_data"]["plan_digest"]
+    assert report["plan"]["digest"] in (tmp_path / "reports" / "plan.md").read_text()
+
+
 def lines(text: str) -> list[str]:
     """Lines with something on them, without colours: where an event begins with a blank line differs by its kind."""
     return [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]

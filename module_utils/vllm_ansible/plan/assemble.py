@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the plan together: with problems a report, without them builds, models, groups and every host's slices."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.plan.canonical import digest, natural_key
+from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 from ansible.module_utils.vllm_ansible.plan.slices import engine_slices
@@ -88,6 +89,15 @@ def _not_installable(group: Group) -> str:
     return "; ".join(reasons)
 
 
+def _versions(row: Optional[Row]) -> Dict[str, str]:
+    """Everything a row brings, by component; the ranges of drivers it takes."""
+    if row is None:
+        return {}
+    plugin = {row.plugin: row.plugin_version} if row.plugin else {}
+    drivers = {"driver": " or ".join(row.drivers)} if row.drivers else {}
+    return {row.engine: row.version, **plugin, **row.versions, **drivers}
+
+
 def _describe(group: Group) -> Dict[str, Any]:
     return {
         "name": group.name,
@@ -96,6 +106,8 @@ def _describe(group: Group) -> Dict[str, Any]:
         "model": group.request.model,
         "backend": group.backend or None,
         "build": group.build if group.row is not None else None,
+        "row": group.row.name if group.row is not None else None,
+        "versions": _versions(group.row),
         "members": [{"host": host.name, "node_rank": rank} for rank, host in enumerate(group.hosts)],
         "layout": dict(group.layout),
         "max_model_len": group.max_model_len,

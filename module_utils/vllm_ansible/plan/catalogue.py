@@ -238,8 +238,12 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
     )
 
 
-def choose_row(catalogue: Catalogue, backend: str, version: Optional[str]) -> Optional[Row]:
-    """Return the row of `version`, or the default one of `backend`; None when there is none."""
+def choose_row(catalogue: Catalogue, backend: str, version: Optional[str], architecture: str) -> Optional[Row]:
+    """Return the row of `version`, or the default one of `backend`, if possible for `architecture`; None without any.
+
+    A row for other architectures is returned when there is no better one: its check says what is wrong with the host.
+    """
     rows = [row for row in catalogue.rows if row.backend == backend and version in (None, row.version)]
+    rows = [row for row in rows if architecture in row.machines] or rows
     preferred = [row for row in rows if row.default] or rows
     return preferred[0] if preferred else None

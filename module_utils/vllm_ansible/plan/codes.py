@@ -81,6 +81,7 @@ WARNINGS = {
     "W_NPU_NETWORK": "A replica spans hosts whose NPUs have no working RoCE port, as far as the facts say.",
     "W_RANDOM_WEIGHTS": "The model has random weights.",
     "W_ROW_UNVERIFIED": "Part of the chosen row was published by nobody we know of.",
+    "W_WORD_KEPT": "A word of the source articles was passed on and does something else than they say.",
     "W_WORD_LEFT_OUT": "A word of the source articles has no effect today and was left out.",
     "W_WORD_TRANSLATED": "A word of the source articles was taken as the key it means today.",
 }

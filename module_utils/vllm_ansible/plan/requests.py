@@ -9,7 +9,7 @@ from ansible.module_utils.vllm_ansible.cpulist import parse_cpulist
 from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json, natural_key, show, slug
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.models import MODEL_NAME
-from ansible.module_utils.vllm_ansible.plan.words import WORDS, translate
+from ansible.module_utils.vllm_ansible.plan.words import PROPOSED, translate
 
 BACKENDS = ("ascend", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -153,7 +153,8 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
     for key in sorted(request, key=str):
         field, value = "engine_request.{}".format(key), request[key]
         if key not in CHECKS:
-            hint = nearest(str(key), list(CHECKS) + list(WORDS))
+            hint = nearest(str(key), list(CHECKS) + PROPOSED)
+            hint = nearest(str(key), CHECKS) if hint.startswith("one of ") else hint
             findings.problem(
                 "E_REQUEST_KEY", "engine_request has no key {!r}".format(key), hint, field=field, seen=value, **where
             )
@@ -170,8 +171,8 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
                     seen=value,
                     **where,
                 )
-    if "model" not in values and request.get("model") is None:
-        bad = True
+    bad |= "model" not in values
+    if request.get("model") is None and raw.get("model") is None:
         findings.problem(
             "E_REQUEST_VALUE",
             "engine_request names no model",

@@ -1,98 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the source articles: translated to what they mean today, left out with a note, or refused.
+"""The words of the source articles: taken as what they mean today, left out with a note, or refused with what works.
 
-A table, so that the next word is a line. Evidence for each: docs/planning.md, "Words of the articles".
+The tables are in plan/word_table.py; docs/planning.md, "Words of the articles", is generated from them.
 """
 
-from typing import Any, Dict, NamedTuple, Optional
+import re
+from typing import Any, Dict, List
 
 from ansible.module_utils.vllm_ansible.plan.canonical import show
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
+from ansible.module_utils.vllm_ansible.plan.word_table import (
+    ENVIRONMENT,
+    FLAGS,
+    KEPT,
+    LIFTED,
+    METRICS,
+    WORDS,
+    Refusal,
+    Word,
+)
+
+# What the message about an unknown key may propose.
+PROPOSED = sorted(name for name, word in WORDS.items() if word.to and word.to != name)
 
 
-class Word(NamedTuple):
-    """One article key. With `to`, the value moves there (through `values`, if given); without, it is left out."""
-
-    note: str
-    to: Optional[str] = None
-    values: Optional[Dict[str, Optional[str]]] = None
-    refuse: str = ""
-
-
-_DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-_DTYPES.update({name: name for name in ("float16", "bfloat16", "float32", "auto")})
-_BACKENDS = {"npu": "ascend", "gpu": "cuda", "nvidia": "cuda", "huawei": "ascend"}
-_BACKENDS.update({name: name for name in ("ascend", "cuda", "cpu")})
-
-WORDS = {
-    "max_num_batches": Word("the engine has no such option; the number of requests it runs at once is meant",
-                            to="max_num_seqs"),
-    "max_batch_size": Word("the engine batches continuously; the number of requests it runs at once is meant",
-                           to="max_num_seqs"),
-    "max_seq_len": Word("the context length is meant", to="max_model_len"),
-    "max_sequence_length": Word("the context length is meant", to="max_model_len"),
-    "tensor_parallel": Word("the engine's name for it is longer", to="tensor_parallel_size"),
-    "pipeline_parallel": Word("the engine's name for it is longer", to="pipeline_parallel_size"),
-    "device": Word("there is no --device for a plugin platform; the backend decides the build",
-                   to="backend", values={**_BACKENDS, "auto": None}, refuse="backend: ascend, cuda or cpu"),
-    "precision": Word("a precision is a dtype", to="dtype", values=dict(_DTYPES),
-                      refuse="dtype: bfloat16, float16 or float32"),
-    "quantization": Word(
-        "fp16 and bf16 are data types, not quantisations", to="dtype",
-        values=dict(_DTYPES, none=None),
-        refuse="a model whose weights are already quantised that way; this request key only ever meant a dtype",
-    ),
-    "block_size": Word("tokens per KV block: the engine chooses (16 or 128); thousands would waste nearly all of the"
-                       " cache. To force one: extra_args: {block-size: 32}"),
-    "swap_space": Word("removed from the engine: a preempted request is computed again"),
-    "dynamic_batching": Word("always on: the engine batches continuously"),
-    "prefetch_buffer": Word("the engine has no such option"),
-    "input_shape": Word("a language model takes token ids of any length; max_model_len bounds them"),
-}  # fmt: skip
+def spell(key: Any) -> str:
+    """Return a key as the tables have it: ``nodeSelector`` and ``node-selector`` are ``node_selector``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key)).lower().replace("-", "_").replace(" ", "_")
 
 
 def translate(raw: Dict[Any, Any], findings: Findings, where: Dict[str, Any]) -> Dict[Any, Any]:
     """Return `raw` with every article word replaced; `where` goes into each finding (host, also)."""
-    request = {key: value for key, value in raw.items() if key not in WORDS}
-    for key in sorted(key for key in raw if isinstance(key, str) and key in WORDS):
-        word, value, field = WORDS[key], raw[key], "engine_request." + key
-        target = word.to
-        if target is None:
-            findings.warning("W_WORD_LEFT_OUT", "{}: {}".format(key, word.note), where["host"], field)
-            continue
-        new = value
-        if word.values is not None:
-            text = str(value).lower()
-            if text not in word.values:
-                findings.problem(
-                    "E_WORD_REFUSED",
-                    "{}: {} means nothing the engine can do: {}".format(key, show(value), word.note),
-                    word.refuse,
-                    field=field,
-                    seen=value,
-                    **where,
-                )
-                continue
-            new = word.values[text]
-        if new is None:
-            findings.warning("W_WORD_LEFT_OUT", "{}: {}".format(key, word.note), where["host"], field)
-        elif target in request and request[target] != new:
-            findings.problem(
-                "E_REQUEST_CONTRADICTION",
-                "{} means {target}: {}, and the request also says {target}: {}".format(
-                    key, show(new), show(request[target]), target=target
-                ),
-                "only {}".format(target),
-                field=field,
-                seen=value,
-                **where,
-            )
-        else:
-            request[target] = new
-            findings.warning(
-                "W_WORD_TRANSLATED",
-                "{}: {} is taken as {}: {} ({})".format(key, show(value), target, show(new), word.note),
-                where["host"],
-                field,
-            )
+    raw = _lift(raw, findings, where)
+    words = {key: WORDS[spell(key)] for key in raw if isinstance(key, str) and spell(key) in WORDS}
+    request = {key: value for key, value in raw.items() if key not in words or _is_real(key, words[key])}
+    for key in sorted(words):
+        _take(key, words[key], raw[key], request, findings, where)
+    _clean(request, "extra_args", {name: WORDS[name] for name in FLAGS}, spell, findings, where)
+    _clean(request, "extra_env", ENVIRONMENT, str, findings, where)
+    given = request.get("extra_env")
+    for name in sorted(set(KEPT) & set(given)) if isinstance(given, dict) else []:
+        note, field = "{}: {}".format(name, KEPT[name]), "engine_request.extra_env." + name
+        findings.warning("W_WORD_KEPT", note, where["host"], field)
     return request
+
+
+def _is_real(key: str, word: Word) -> bool:
+    """Whether the key is one of the request's own, listed for some of its values only."""
+    return word.to == key or (word.to is None and not word.note)
+
+
+def _lift(raw: Dict[Any, Any], findings: Findings, where: Dict[str, Any]) -> Dict[Any, Any]:
+    lifted = [key for key in raw if isinstance(key, str) and spell(key) in LIFTED]
+    flat = {key: value for key, value in raw.items() if key not in lifted}
+    for key in sorted(lifted):
+        field, value = "engine_request." + key, raw[key]
+        if isinstance(value, dict):
+            flat.update((name, value[name]) for name in value if name not in flat)
+            note = "{}: the engine takes flat options; its keys are read as if they stood in engine_request".format(key)
+            findings.warning("W_WORD_TRANSLATED", note, where["host"], field)
+        elif str(value).lower() == "vllm":
+            findings.warning("W_WORD_LEFT_OUT", "{}: vLLM is what is served".format(key), where["host"], field)
+        else:
+            _refuse(key, value, Refusal("", "", "vLLM is what is served", "no {}".format(key)), field, findings, where)
+    return flat
+
+
+def _clean(request: Dict[Any, Any], part: str, words: Any, spelt: Any, findings: Findings, where: Any) -> None:
+    """Take article words out of extra_args or extra_env; the caller's mapping stays as it was."""
+    given = request.get(part)
+    if not isinstance(given, dict):
+        return
+    found = {key: words[spelt(key)] for key in given if isinstance(key, str) and spelt(key) in words}
+    if found:
+        request[part] = {key: value for key, value in given.items() if key not in found}
+    for key in sorted(found):
+        _take(key, found[key], given[key], request, findings, where, part + ".")
+
+
+def _take(
+    key: str, word: Word, value: Any, request: Dict[Any, Any], findings: Findings, where: Any, part: str = ""
+) -> None:
+    """Do with one word what its table says: refuse it, leave it out, or move its value to where it belongs."""
+    field, text = "engine_request." + part + key, str(value).strip().lower()
+    refusal = next((r for r in word.refused if re.search(r.pattern, text)), None)
+    if refusal is not None and "quanti" in key and text in str(request.get("model", "")).lower():
+        refusal, word = (
+            None,
+            Word("the weights of this model are quantised that way, and the plan says so to the engine"),
+        )
+    if refusal is not None:
+        request.pop(key, None)
+        _refuse(key, value, refusal, field, findings, where)
+        return
+    if _is_real(key, word) and word.to is None:
+        return
+    new = value
+    if word.to is not None and word.values is not None:
+        if _is_real(key, word) and text not in word.values:
+            return  # the check of that key says what it has to be
+        if text not in word.values:
+            _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
+            return
+        new = word.values[text]
+    elif word.to is None and word.instead:
+        _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
+        return
+    if word.to is None or new is None:
+        note = "; ".join([word.note] + _metrics(value)) if key.startswith(("metric", "alert")) else word.note
+        findings.warning("W_WORD_LEFT_OUT", "{}: {}".format(key, note), where["host"], field)
+    elif word.to == key and new == value:
+        return
+    elif word.to != key and word.to in request and request[word.to] != new:
+        findings.problem(
+            "E_REQUEST_CONTRADICTION",
+            "{} means {target}: {}, and the request also says {target}: {}".format(
+                key, show(new), show(request[word.to]), target=word.to
+            ),
+            "only {}".format(word.to),
+            field=field,
+            seen=value,
+            **where,
+        )
+    else:
+        request[word.to] = new
+        findings.warning(
+            "W_WORD_TRANSLATED",
+            "{}: {} is taken as {}: {} ({})".format(key, show(value), word.to, show(new), word.note),
+            where["host"],
+            field,
+        )
+
+
+def _refuse(key: str, value: Any, refusal: Refusal, field: str, findings: Findings, where: Dict[str, Any]) -> None:
+    findings.problem(
+        "E_WORD_REFUSED",
+        "{}: {} cannot be had: {}".format(key, show(value), refusal.note),
+        refusal.instead,
+        field=field,
+        seen=value,
+        **where,
+    )
+
+
+def _metrics(value: Any) -> List[str]:
+    """Return what the metrics named in `value` are called today."""
+    text = show(value, 10000).lower()
+    return ["{} is {}".format(name, METRICS[name]) for name in sorted(METRICS) if name in text]

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,12 +98,96 @@ def test_limit_plans_part_of_a_fleet(site):
     assert "build01 is outside --limit" in run.stdout
 
 
+def test_reports_are_written_and_are_no_change(site, tmp_path, shown):
+    run = play(site, "--check", "-e", f"deployment_plan_report_directory={tmp_path}/reports/site")
+    assert run.returncode == 0, run.stdout
+    assert "changed=0" in run.stdout
+    report = json.loads((tmp_path / "reports/site/plan.json").read_text())
+    assert report["plan"]["digest"] == digest(shown)
+    assert report["difference"]["hosts"]["cpu01"] == {"state": "new", "changes": []}
+    document = (tmp_path / "reports/site/plan.md").read_text()
+    assert document.startswith("# Deployment plan\n")
+    assert digest(shown) in document
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "reports/site").iterdir())
+    play(site, "-e", f"deployment_plan_report_directory={tmp_path}/reports/site")
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in (tmp_path / "reports/site").iterdir()) == before
+
+
+def test_a_plan_with_problems_is_reported_too(site, tmp_path):
+    wrong = {"engine_request": {"model": "smollm2-135m-instruct", "kv_cache_gib": 900}}
+    run = play(site, "-e", json.dumps({**wrong, "deployment_plan_report_directory": str(tmp_path)}))
+    assert run.returncode == 2
+    report = json.loads((tmp_path / "plan.json").read_text())["plan"]
+    assert "E_MEMORY" in {problem["code"] for problem in report["problems"]}
+    assert "**No valid plan.**" in (tmp_path / "plan.md").read_text()
+
+
+def test_hosts_are_planned_as_machines_and_compared_with_recorded_plans(site, tmp_path):
+    """No recording of cpu02 is needed: it is to be bought. cpu01 runs a plan with another port."""
+    template = "{{ 6 * 7 }}"
+    inventory = yaml.safe_load((site / "inventory.yml").read_text())
+    pools = inventory["all"]["children"]["engines"]["children"]
+    pools["pool_deepseek"]["hosts"]["cpu02"] = {"engine_machine": "xeon-8480-two-sockets"}
+    del pools["pool_deepseek"]["vars"]["engine_request"]["cpus"]
+    pools["pool_smollm2"]["vars"]["engine_request"]["extra_env"] = {"TEXT": "UNSAFE"}
+    text = yaml.safe_dump(inventory).replace("TEXT: UNSAFE", f"TEXT: !unsafe '{template}'")
+    (tmp_path / "inventory.yml").write_text(text)
+    for name in ("cpu01", "build01"):
+        (tmp_path / f"{name}.json").write_text((site / f"{name}.json").read_text())
+    reports = ["-e", f"deployment_plan_report_directory={tmp_path}/reports"]
+    run = play(tmp_path, *reports)
+    assert run.returncode == 0, run.stdout
+    assert "cpu02: planned from reference machine xeon-8480-two-sockets (reconstructed)" in run.stdout
+    report = json.loads((tmp_path / "reports/plan.json").read_text())
+    own = report["plan"]["hosts"]["cpu01"]
+    instance = own["slices"]["engine_service"]["instances"][0]
+    assert instance["environment"]["TEXT"] == template, "a value of the inventory was evaluated"
+    instance["port"] = 8123
+    (tmp_path / "cpu01.plan.json").write_text(json.dumps(own))
+    run = play(tmp_path, *reports, "-e", "plan_explain=cpu01")
+    assert "8123 → 8000" in run.stdout
+    assert re.search(r"restart +instance smollm2 +cpu01", run.stdout)
+    assert re.search(r"start +instance deepseek +cpu02", run.stdout)
+
+
+def test_each_host_is_compared_with_the_plan_on_it(site, tmp_path):
+    """Hosts that are reached (their facts are recorded): what one runs must not be taken for what another runs."""
+    inventory = yaml.safe_load((site / "inventory.yml").read_text())
+    groups = inventory["all"]["children"]
+    hosts = {"cpu01": "pool_smollm2", "cpu02": "pool_deepseek"}
+    for number, (host, pool) in enumerate(hosts.items(), 11):
+        own = {"engine_address": f"192.0.2.{number}", "deployment_plan_path": str(tmp_path / f"{host}.json")}
+        groups["engines"]["children"][pool]["hosts"][host] = own
+    inventory["all"]["vars"] = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+        "hardware_facts_recorded_directory": str(golden.MACHINES),
+        "hardware_facts_recorded_machine": "epyc-virtual",
+    }
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    arguments = ["-e", "deployment_plan_recorded_hardware=", "-e", f"deployment_plan_report_directory={tmp_path}"]
+    run = play(tmp_path, *arguments)
+    assert run.returncode == 0, run.stdout
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "new", "cpu02": "new"}
+    for host in hosts:
+        (tmp_path / f"{host}.json").write_text(json.dumps(report["plan"]["hosts"][host]))
+    play(tmp_path, *arguments, "--tags", "deploy")  # the plan is made whole, whatever stage is asked for
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "same"}
+    (tmp_path / "cpu02.json").unlink()
+    play(tmp_path, *arguments)
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "new"}
+
+
 def record(site: Path, folder: Path, *digests: str) -> Path:
     """A playbook that records one plan after the other on this machine, as host cpu01, into `folder`."""
     plays: list[dict[str, Any]] = []
     for value in digests:
         variables = {
-            "deployment_plan": {"hosts": {"cpu01": {"digest": value, "build": None, "slices": {}}}},
+            "deployment_plan": {"hosts": {"cpu01": " " + json.dumps({"digest": value, "build": None, "slices": {}})}},
             "deployment_plan_path": str(folder / "plan.json"),
             "ansible_python_interpreter": sys.executable,
         }

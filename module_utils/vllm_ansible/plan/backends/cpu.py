@@ -31,7 +31,8 @@ class CpuBackend(Backend):
     name = "cpu"
 
     def plan(self, group: Group, context: Context) -> None:
-        row = choose_row(context.catalogue, self.name, group.request.version)
+        assert group.head.hardware is not None
+        row = choose_row(context.catalogue, self.name, group.request.version, group.head.hardware.architecture)
         if row is None:
             versions = sorted({r.version for r in context.catalogue.rows if r.backend == self.name})
             fail(

@@ -17,7 +17,9 @@ def decide_row(group: Group, row: Row, context: Context) -> None:
         "{} {}".format(row.engine, row.version),
         "engine_request.version asks for it"
         if group.request.version
-        else "row {} is the tested default of backend {}".format(row.name, row.backend),
+        else "row {} is the {} of backend {} for {}".format(
+            row.name, "tested default" if row.default else "row", row.backend, " and ".join(row.architectures)
+        ),
         group=group.name,
     )
 

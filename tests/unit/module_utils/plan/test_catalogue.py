@@ -80,9 +80,13 @@ def test_what_nobody_published_is_absent():
 
 def test_the_cpu_rows_stay_what_the_cpu_backend_expects():
     catalogue = read(RAW)[0]
-    assert choose_row(catalogue, "cpu", None).name == "vllm-0.32.0-cpu"
-    assert choose_row(catalogue, "cpu", "0.32.0").name == "vllm-0.32.0-cpu"
-    assert choose_row(catalogue, "cpu", "0.1.0") is None
+    for version in (None, "0.32.0"):
+        assert choose_row(catalogue, "cpu", version, "x86_64").name == "vllm-0.32.0-cpu"
+        assert choose_row(catalogue, "cpu", version, "aarch64").name == "vllm-0.32.0-cpu-aarch64"
+        assert choose_row(catalogue, "cpu", version, "riscv64").name == "vllm-0.32.0-cpu", (
+            "its check says what is wrong"
+        )
+    assert choose_row(catalogue, "cpu", "0.1.0", "x86_64") is None
     assert {row.status for row in catalogue.rows if row.default and row.backend == "cpu"} == {"installable"}
 
 
