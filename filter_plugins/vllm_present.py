@@ -388,6 +388,14 @@ def decisions_of(plan: Mapping[str, Any], host: str) -> list[Mapping[str, Any]]:
     ]
 
 
+def vllm_not_installable_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return what of a valid plan this version cannot install, for an assertion that nothing has changed yet."""
+    lines = ["The plan is valid, but cannot be installed yet; nothing was changed."]
+    for text in not_installable({"not_installable": entries}):
+        lines += ["  " + line for line in wrap(text, COLUMNS - 2)]
+    return "\n".join(lines)
+
+
 def vllm_explain_table(plan: Plan, host: str, difference: Plan | None = None) -> str:
     """Return every decision about `host` and its engine groups with the rule and the reason, and what changes there."""
     planned, found = load(plan), load(difference)
@@ -511,6 +519,7 @@ class FilterModule:
             "vllm_host_plan": vllm_host_plan,
             "vllm_plan_table": vllm_plan_table,
             "vllm_problem_table": vllm_problem_table,
+            "vllm_not_installable_table": vllm_not_installable_table,
             "vllm_explain_table": vllm_explain_table,
             "vllm_report_json": vllm_report_json,
             "vllm_report_markdown": vllm_report_markdown,

@@ -36,20 +36,15 @@ options:
     type: str
     choices: [requests, plan]
     default: plan
-  catalogue:
-    description: Rows and models of the project, as C(rows) and C(models).
-    type: dict
+  knowledge:
+    description:
+      - What the project knows, as C(catalogue) (C(rows), C(models), C(devices), C(platforms), C(tuning)), and engine to
+        version to the content of C(manifest.yml) as C(overrides) and of C(flags.yml) as C(flags).
+      - A mapping, or the same as JSON text. Needed with O(stage=plan).
+    type: raw
     default: {}
   models:
     description: The site's own models (C(engine_models)), laid over those of the catalogue.
-    type: dict
-    default: {}
-  overrides:
-    description: Engine to version to the content of its C(manifest.yml).
-    type: dict
-    default: {}
-  flags:
-    description: Engine to version to the content of its C(flags.yml).
     type: dict
     default: {}
   networks:
@@ -93,7 +88,7 @@ EXAMPLES = r"""
         groups: [engines, pool_small]
         request: {model: smollm2-135m-instruct}
         hardware: "{{ hostvars.cpu01.ansible_facts.vllm_hardware }}"
-    catalogue: "{{ catalogue }}"
+    knowledge: {catalogue: "{{ catalogue }}", overrides: "{{ manifests }}", flags: "{{ flags }}"}
   delegate_to: localhost
   run_once: true
   become: false
@@ -141,6 +136,11 @@ digest:
   description: Digest of the plan. Null with problems.
   returned: when stage is plan
   type: str
+not_installable:
+  description: Groups that are planned and that this version cannot install, as C(group) and C(because).
+  returned: when stage is plan
+  type: list
+  elements: dict
 problems:
   description: Every reason why there is no valid plan.
   returned: always
@@ -170,16 +170,22 @@ from ansible.module_utils.vllm_ansible.plan.difference import difference
 from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, check_requests, plan_fleet
 
 
-def read_hosts(module):
-    """Return the hosts as a mapping, with recorded hardware laid over it; fail with what is wrong."""
-    hosts = module.params["hosts"]
-    if not isinstance(hosts, dict):
+def read_mapping(module, name):
+    """Return an option that may be JSON text as a mapping; fail with what is wrong."""
+    value = module.params[name]
+    if not isinstance(value, dict):
         try:
-            hosts = json.loads(hosts)
+            value = json.loads(value)
         except (TypeError, ValueError) as error:
-            module.fail_json(msg="hosts has to be a mapping or JSON text: {}".format(error))
-    if not isinstance(hosts, dict):
-        module.fail_json(msg="hosts has to be a mapping of host name to its data")
+            module.fail_json(msg="{} has to be a mapping or JSON text: {}".format(name, error))
+    if not isinstance(value, dict):
+        module.fail_json(msg="{} has to be a mapping".format(name))
+    return value
+
+
+def read_hosts(module):
+    """Return the hosts as a mapping, each with the plan it runs read; fail with what is wrong."""
+    hosts = read_mapping(module, "hosts")
     for name, entry in hosts.items():
         if not isinstance(entry, dict):
             module.fail_json(msg="hosts.{} has to be a mapping".format(name))
@@ -300,8 +306,16 @@ def plan_hosts(module, hosts):
     folder, machines = module.params["recorded_hardware"], {}
     if folder:
         machines = Recordings(module, folder, module.params["machines"]).lay_over(hosts)
-    names = ("catalogue", "models", "overrides", "flags", "networks")
-    plan = plan_fleet(Inputs(hosts, **{name: module.params[name] for name in names}))
+    knowledge = read_mapping(module, "knowledge")
+    inputs = Inputs(
+        hosts,
+        knowledge.get("catalogue"),
+        module.params["models"],
+        knowledge.get("overrides"),
+        knowledge.get("flags"),
+        module.params["networks"],
+    )
+    plan = plan_fleet(inputs)
     found = difference(plan, {name: entry["applied"] for name, entry in hosts.items()})
     found["machines"] = machines
     result: Dict[str, Any] = {"plan": plan, "difference": found}
@@ -309,6 +323,7 @@ def plan_hosts(module, hosts):
         result = {key: as_text(value) for key, value in result.items()}
         result["hosts"] = {name: as_text(own) for name, own in plan["hosts"].items()}
     result.update(digest=plan["digest"], problems=plan["problems"], warnings_found=plan["warnings"])
+    result["not_installable"] = plan["not_installable"]
     return result
 
 
@@ -322,10 +337,8 @@ def main():
         argument_spec={
             "hosts": {"type": "raw", "required": True},
             "stage": {"type": "str", "choices": ["requests", "plan"], "default": "plan"},
-            "catalogue": {"type": "dict", "default": {}},
+            "knowledge": {"type": "raw", "default": {}},
             "models": {"type": "dict", "default": {}},
-            "overrides": {"type": "dict", "default": {}},
-            "flags": {"type": "dict", "default": {}},
             "networks": {"type": "list", "elements": "str", "default": []},
             "removed": {"type": "dict", "default": {}},
             "recorded_hardware": {"type": "path"},

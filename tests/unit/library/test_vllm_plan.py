@@ -14,10 +14,8 @@ def params(case: str, **changes):
     inputs = golden.inputs(yaml.safe_load((golden.GOLDEN / case / "case.yml").read_text()))
     return {
         "hosts": inputs.hosts,
-        "catalogue": inputs.catalogue,
+        "knowledge": {"catalogue": inputs.catalogue, "overrides": inputs.overrides, "flags": inputs.flags},
         "models": inputs.models or {},
-        "overrides": inputs.overrides,
-        "flags": inputs.flags,
         "networks": inputs.networks or [],
         **changes,
     }
@@ -28,7 +26,8 @@ def params(case: str, **changes):
 def test_it_returns_the_plan_of_the_planner(run_module, check_mode, as_text):
     arguments = params("cpu-demo")
     if as_text:
-        arguments["hosts"] = "\n" + json.dumps(arguments["hosts"])
+        for name in ("hosts", "knowledge"):
+            arguments[name] = "\n" + json.dumps(arguments[name])
     result = run_module(vllm_plan, arguments, check_mode=check_mode)
     assert result["changed"] is False
     assert golden.render(result["plan"]) == (golden.GOLDEN / "cpu-demo" / "plan.json").read_text()
@@ -180,7 +179,7 @@ def test_a_broken_recording_is_named(run_module, tmp_path, text):
     ("changes", "message"),
     [
         ({"hosts": "{"}, "hosts has to be a mapping or JSON text"),
-        ({"hosts": "[]"}, "hosts has to be a mapping of host name"),
+        ({"hosts": "[]"}, "hosts has to be a mapping"),
         ({"hosts": {"cpu01": "x"}}, "hosts.cpu01 has to be a mapping"),
         ({"recorded_hardware": "/nowhere"}, "recorded_hardware is no folder: /nowhere"),
     ],

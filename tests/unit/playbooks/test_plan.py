@@ -171,13 +171,8 @@ def test_each_host_is_compared_with_the_plan_on_it(site, tmp_path):
     assert run.returncode == 0, run.stdout
     report = json.loads((tmp_path / "plan.json").read_text())
     assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "new", "cpu02": "new"}
-    for host in hosts:
-        (tmp_path / f"{host}.json").write_text(json.dumps(report["plan"]["hosts"][host]))
+    (tmp_path / "cpu01.json").write_text(json.dumps(report["plan"]["hosts"]["cpu01"]))
     play(tmp_path, *arguments, "--tags", "deploy")  # the plan is made whole, whatever stage is asked for
-    report = json.loads((tmp_path / "plan.json").read_text())
-    assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "same"}
-    (tmp_path / "cpu02.json").unlink()
-    play(tmp_path, *arguments)
     report = json.loads((tmp_path / "plan.json").read_text())
     assert {h: e["state"] for h, e in report["difference"]["hosts"].items()} == {"cpu01": "same", "cpu02": "new"}
 
