@@ -132,7 +132,7 @@ def test_numa_maps_count_private_memory_by_page_size():
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: f"{parse.__module__.rsplit('.', 1)[-1]}.{parse.__name__}")
-@settings(deadline=None, max_examples=150)  # machines that run tests are busy
+@settings(deadline=None, max_examples=70)  # machines that run tests are busy
 @given(st.sampled_from(OUTPUTS), st.randoms(use_true_random=False))
 def test_no_damaged_output_makes_a_parser_raise(parse, text, choice):
     json.dumps(str(parse(damage(text, choice))))
@@ -157,7 +157,7 @@ def test_endless_lines_are_read_in_no_time(piece):
         assert time.process_time() - before < 5, parse
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.sampled_from([text for text in OUTPUTS if "Bus-Id" in text]), st.randoms(use_true_random=False))
 def test_damaged_npu_smi_info_gives_only_well_formed_chips(text, choice):
     chips = npu_smi.parse_info(damage(text, choice))["chips"]

@@ -66,7 +66,7 @@ requests = st.fixed_dictionaries(
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 5), requests, st.randoms(use_true_random=False))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_a_plan_never_exceeds_a_device_and_gives_none_twice(machine, count, request, random):
     hosts = several(machine, count, request)
     planned = plan(hosts)
@@ -86,7 +86,7 @@ def test_a_plan_never_exceeds_a_device_and_gives_none_twice(machine, count, requ
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 4), requests)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_another_host_never_makes_a_fitting_request_unfit(machine, count, request):
     before = plan(several(machine, count, request))
     if before["ok"]:

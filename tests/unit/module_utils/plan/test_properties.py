@@ -60,7 +60,7 @@ def replaced(value: Any, path: tuple, new: Any) -> Any:
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_broken_facts_are_a_problem_and_never_a_crash(machine, data):
     facts = MACHINES[machine]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -69,7 +69,7 @@ def test_broken_facts_are_a_problem_and_never_a_crash(machine, data):
 
 
 @given(st.dictionaries(st.sampled_from([*CHECKS, *WORDS, "mdoel"]), junk | st.sampled_from([1, "8", "cpu", "0-1"])))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_any_request_is_planned_or_refused(request):
     hosts = {"cpu01": engine(request={"model": "smollm2-135m-instruct", **request}), "build01": BUILD}
     plan(hosts)
@@ -77,7 +77,7 @@ def test_any_request_is_planned_or_refused(request):
 
 
 @given(junk, junk, junk, junk, junk)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_catalogue_models_series_flags_and_networks(catalogue, models, overrides, flags, networks):
     changes = {"catalogue": catalogue, "models": models, "overrides": overrides, "flags": flags, "networks": networks}
     for name, value in changes.items():
@@ -86,7 +86,7 @@ def test_any_catalogue_models_series_flags_and_networks(catalogue, models, overr
 
 
 @given(st.sampled_from(("rows", "models")), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_broken_catalogue_entry_is_a_problem_and_never_a_crash(part, data):
     path = data.draw(st.sampled_from([p for p in paths(CATALOGUE[part]) if p]))
     plan(
@@ -112,7 +112,7 @@ def test_the_order_of_hosts_changes_no_byte(case, random):
 
 
 @given(st.integers(0, 2**42), st.integers(0, 2**42), st.lists(st.integers(1, 65535), max_size=4), st.integers(0, 100))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_moves_by_itself_may_object_but_never_decides(memory, disk, ports, pages):
     facts = copy.deepcopy(SMALL)
     facts["memory"]["available_bytes"] = memory
@@ -147,7 +147,7 @@ def test_a_deployed_host_plans_the_same_although_its_disk_is_full_and_its_port_t
     st.integers(1, 512),
     st.sampled_from(("smollm2-135m-instruct", "deepseek-v3-tiny-random")),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_a_plan_never_exceeds_the_memory_or_carries_less_than_one_request(total, replicas, kv, length, batch, model):
     facts = golden.merge(SMALL, {"memory": {"total_bytes": total}, "cpu": {"online": "0-3", "allowed": "0-3"}})
     facts["numa"] = {"nodes": [{"id": 0, "cpus": "0-3", "memory_bytes": total}]}

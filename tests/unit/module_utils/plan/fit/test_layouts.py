@@ -125,7 +125,7 @@ questions = st.builds(
 
 
 @given(questions)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_a_layout_divides_the_model_and_never_exceeds_a_device(question):
     for hosts in question.hosts:
         for layout in layouts(question, hosts):
@@ -143,7 +143,7 @@ def test_a_layout_divides_the_model_and_never_exceeds_a_device(question):
 
 
 @given(questions, st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_more_of_anything_never_makes_it_unfit(question, more):
     if choose(question) is None:
         return
