@@ -156,7 +156,7 @@ class Quantisation(NamedTuple):
 
 
 class Model(NamedTuple):
-    """One catalogue entry, or one of the site's ``engine_models``. `size_bytes`: its files; computed when not stated."""
+    """One catalogue entry, or one of the site's ``engine_models``. `size_bytes`: its files; computed without."""
 
     name: str
     architecture: str
