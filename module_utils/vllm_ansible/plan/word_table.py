@@ -76,8 +76,7 @@ TABLE: List[Tuple[str, str, Word]] = [
           " all of them would be slower. To force it: cpus")),
     ("layout", "gpus npus cards num_gpus num_npus gpu_count npu_count card_count num_devices",
      Word("how many devices an engine gets follows from its model and its host",
-          instead="nothing; or tensor_parallel_size for the devices one copy of the weights is divided among, and"
-                  " replicas_per_host")),
+          instead="leave it out, or tensor_parallel_size for the devices one copy of the weights is divided among")),
     ("layout", "replicas replica_count min_replicas max_replicas autoscaling hpa vpa",
      Word("how many engines a pool has follows from its hosts", instead="more hosts in the pool, or"
                                                                         " replicas_per_host")),
