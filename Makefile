@@ -42,7 +42,7 @@ molecule: venv ## Molecule scenarios on real systemd hosts
 	molecule test --all
 
 .PHONY: bench-plan
-bench-plan: venv ## Plan time and memory at 10, 100 and 1,000 hosts, one JSON line each
+bench-plan: venv ## Plan time and memory at 10 to 10,000 hosts of all kinds, one JSON line each
 	@python tools/bench_plan.py
 
 .PHONY: bench

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible.plan import catalogue as catalogue_code
-from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, tuning
+from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, tuning, versions
 
 from tools import golden
 
@@ -147,6 +147,25 @@ def test_every_final_release_of_the_plugin_is_a_row(version, cann, torch, torch_
     assert (found["cann"], found["nnal"], found["torch"], found["torch_npu"]) == (cann, cann, torch, torch_npu)
     assert found.get("triton_ascend") == triton
     assert row["python"] == python
+
+
+@pytest.mark.parametrize(
+    ("version", "inside", "outside"),
+    [
+        ("0.23.0", "25.2.0 25.3.rc1 25.5.1 26.0.rc1 25.7.rc1.6 26.1.0", "25.0.rc1.1 24.1.0 26.0.rc2 27.0.0"),
+        ("0.18.0", "25.0.rc1.1 25.2.0 25.3.rc1 25.5.0", "24.1.0 26.0.rc1"),
+        ("0.13.0", "25.0.rc1.1 25.2.0 25.3.rc1 25.5.0", "24.1.0 26.0.rc1"),
+        ("0.11.0", "25.3.rc1", "25.2.0 25.5.0"),
+        ("0.9.1", "25.2.0 25.0.rc1.1 24.1.0 24.1.rc3.7 24.1.rc2", "25.2.1 25.3.rc1 23.0.3"),
+        ("0.7.3", "25.0.rc1", "24.1.0 25.2.0"),
+    ],
+)
+def test_the_drivers_of_every_release(version, inside, outside):
+    """Release notes of CANN, typed in once more as drivers that are and are not named there."""
+    for row in RAW["rows"].values():
+        if (row["backend"], row["version"]) == ("ascend", version):
+            assert [d for d in inside.split() if not versions.matches(d, row["drivers"])] == []
+            assert [d for d in outside.split() if versions.matches(d, row["drivers"])] == []
 
 
 @pytest.mark.parametrize("name", RAW["rows"])

@@ -154,7 +154,8 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
         field, value = "engine_request.{}".format(key), request[key]
         if key not in CHECKS:
             hint = nearest(str(key), list(CHECKS) + PROPOSED)
-            hint = nearest(str(key), CHECKS) if hint.startswith("one of ") else hint
+            if hint.startswith("one of "):
+                hint = nearest(str(key), CHECKS) + "; the engine's own flags go into extra_args"
             findings.problem(
                 "E_REQUEST_KEY", "engine_request has no key {!r}".format(key), hint, field=field, seen=value, **where
             )

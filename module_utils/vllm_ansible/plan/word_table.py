@@ -35,8 +35,10 @@ _BACKENDS.update({name: name for name in ("ascend", "cuda", "cpu")})
 _CARDS = {
     "nvidia-a100": "cuda", "nvidia-a100-sxm4-80gb": "cuda", "a100": "cuda", "h100": "cuda", "h200": "cuda",
     "910b": "ascend", "ascend-910b": "ascend", "ascend910b": "ascend", "310p": "ascend", "310p3": "ascend",
-    "atlas-300i-pro": "ascend", "kunpeng": "cpu", "kunpeng-920": "cpu",
+    "kunpeng": "cpu", "kunpeng-920": "cpu",
 }
+_CARDS.update(("ascend-910b" + str(n), "ascend") for n in range(1, 5))
+_CARDS.update(("atlas-" + name, "ascend") for name in ("300i-pro", "300i-duo", "800i-a2", "800t-a2", "800i-a3"))
 _MIXED = Refusal("mix|fp16.*bf16|bf16.*fp16", "mixed fp16 and bf16",
                  "float16 and bfloat16 take two bytes each: mixing them saves nothing, and a model has one dtype",
                  "dtype: bfloat16; memory is saved by quantised weights, for example model: deepseek-r1-w8a8")
@@ -72,7 +74,10 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("layout", "numactl numa numa_binding cpunodebind membind",
      Word("every worker is bound to the CPUs and the memory near its device, from the host's own topology; one node for"
           " all of them would be slower. To force it: cpus")),
-    ("layout", "replicas replica_count",
+    ("layout", "gpus npus cards num_gpus num_npus gpu_count npu_count card_count num_devices",
+     Word("how many devices an engine gets follows from its model and its host",
+          instead="leave it out, or tensor_parallel_size for the devices one copy of the weights is divided among")),
+    ("layout", "replicas replica_count min_replicas max_replicas autoscaling hpa vpa",
      Word("how many engines a pool has follows from its hosts", instead="more hosts in the pool, or"
                                                                         " replicas_per_host")),
     ("device", "device",
@@ -81,7 +86,7 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("device", "backend",
      Word("the backend has this name", to="backend", values=dict(_BACKENDS), refused=(_OTHER_KERNELS,),
           instead="backend: ascend, cuda or cpu")),
-    ("device", "accelerator card chip npu_type gpu_type",
+    ("device", "accelerator card chip gpu npu npu_type gpu_type",
      Word("what a card is, is read from its host; the backend is what a request can ask for", to="backend",
           values=dict(_CARDS, **_BACKENDS), instead="backend: ascend, cuda or cpu, and hosts with that card in"
                                                     " the pool",
@@ -171,7 +176,7 @@ TABLE: List[Tuple[str, str, Word]] = [
      Word("the release brings its own Python, that of its row; the system's is never touched")),
     ("versions", "image container_image image_tag tag",
      Word("engines are releases that are built once and installed by digest, not container images", instead=_ROW)),
-    ("versions", "driver npu_driver gpu_driver driver_version firmware firmware_version",
+    ("versions", "driver npu_driver gpu_driver nvidia_driver driver_version firmware firmware_version",
      Word("the row says which drivers it takes, and the host says which it has; firmware belongs to it. First"
           " the driver,"
           " then the firmware; the other way round in an upgrade",
@@ -230,7 +235,8 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("serving", "gds gpudirect_storage",
      Word("the engine's loader does not use it; the fast ones are extra_args: {load-format: fastsafetensors} or"
           " sharded_state")),
-    ("serving", "kernels attention_kernels", Word("the engine picks its kernels", refused=(_OTHER_KERNELS,))),
+    ("serving", "kernels attention_kernels kernel_backend",
+     Word("the engine picks its kernels", refused=(_OTHER_KERNELS,))),
     ("serving", "programming_model", Word("decided by the backend", refused=(_OTHER_KERNELS,))),
     ("serving", "pre_stop lifecycle fallback cpu_fallback",
      Word("a stopping engine cannot move its work. A pool of CPU hosts serves a model that fits them, beside this one;"

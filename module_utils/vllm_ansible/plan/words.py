@@ -83,6 +83,7 @@ def _take(
 ) -> None:
     """Do with one word what its table says: refuse it, leave it out, or move its value to where it belongs."""
     field, text = "engine_request." + part + key, str(value).strip().lower()
+    choice = re.sub(r"[\s_]+", "-", text)
     refusal = next((r for r in word.refused if re.search(r.pattern, text)), None)
     if refusal is not None and "quanti" in key and text in str(request.get("model", "")).lower():
         refusal, word = (
@@ -97,12 +98,12 @@ def _take(
         return
     new = value
     if word.to is not None and word.values is not None:
-        if _is_real(key, word) and text not in word.values:
+        if _is_real(key, word) and choice not in word.values:
             return  # the check of that key says what it has to be
-        if text not in word.values:
+        if choice not in word.values:
             _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
             return
-        new = word.values[text]
+        new = word.values[choice]
     elif word.to is None and word.instead:
         _refuse(key, value, Refusal("", "", word.note, word.instead), field, findings, where)
         return

@@ -32,6 +32,7 @@ GPU = MachineFacts(
     families=("ampere",), driver="580.126.09", os_id="ubuntu", os_version="22.04", os_label="22.04.5 LTS",
     architecture="x86_64", glibc="2.35", page_size_bytes=4096,
 )  # fmt: skip
+UBUNTU = GPU._replace(families=("a2",), driver="")
 CPU = MachineFacts(architecture="x86_64", glibc="2.36", page_size_bytes=4096, isa=frozenset({"avx2"}))
 KUNPENG = MachineFacts(
     architecture="aarch64", glibc="2.28", page_size_bytes=65536, isa=frozenset({"asimd", "asimddp", "asimdhp"})
@@ -205,6 +206,8 @@ def test_a_platform_is_found_by_what_os_release_says(os_id, version_id, label, n
         (KYLIN._replace(driver="25.5.1", families=("a3",)), True),  # somebody installed one: it runs
         (KYLIN._replace(driver="", os_id=""), True),  # planned before the machine is there
         (A2._replace(driver="", os_label="22.03 (LTS-SP4)", architecture="x86_64"), False),
+        (UBUNTU, True),
+        (UBUNTU._replace(os_label="22.04.4 LTS (Jammy Jellyfish)"), True),  # listed for aarch64 only
     ],
 )
 def test_a_driver_that_is_not_installed_has_to_be_offered_for_the_system(machine, fits):

@@ -117,7 +117,13 @@ CLAIMS = [
     ("S2", "FasterTransformer kernels", {"kernels": "FasterTransformer"}, refused("leave it out")),
     ("S2", "SYCL for both", {"backend": "sycl"}, refused("ascend, cuda or cpu")),
     ("S2", "moving to 910B", {"migrate_to": "910B"}, OUT),
+    ("S2", "engines come and go with the load", {"autoscaling": {"minReplicas": 2}}, refused("replicas_per_host")),
     # said in both
+    ("S1", "two cards", {"npus": 2}, refused("tensor_parallel_size")),
+    ("S1", "a card by its name", {"card": "Atlas 300I Pro"}, taken("backend", "ascend")),
+    ("S1", "a chip by its name", {"accelerator": "Ascend 910B"}, taken("backend", "ascend")),
+    ("S2", "a driver's version", {"nvidia_driver": "520.61.05"}, OUT),
+    ("S2", "other kernels by another name", {"kernel_backend": "FasterTransformer"}, refused("leave it out")),
     ("S1", "CANN as version of the engine", {"version": 8.3}, refused("row of the catalogue")),
     ("S1", "a release candidate of CANN", {"version": "8.3.RC2"}, refused("row of the catalogue")),
     ("S2", "a path as model", {"model_path": "/models/deepseek"}, refused("engine_models")),
@@ -182,6 +188,11 @@ def test_a_model_larger_than_its_cards_is_refused_by_the_plan():
     plan = plan_fleet(golden.inputs(case))
     assert plan["ok"] is False
     assert "npu01" in {problem["host"] for problem in plan["problems"]}
+
+
+def test_an_unknown_key_points_to_the_engines_own_flags_unless_it_is_nearly_a_key_of_the_request():
+    assert "go into extra_args" in read(gpu_memory_utilization=0.9)[1].problems[0]["set"]
+    assert read(modle="x")[1].problems[0]["set"] == "model"
 
 
 def test_metrics_are_told_by_their_real_names():
