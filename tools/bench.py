@@ -243,7 +243,7 @@ and all engines share its cores: compare the figures of a section with each othe
 `make bench-plan`: Atlas A2 in replicas of two hosts, Atlas A3, servers with four A100, two-socket CPU servers and small
 virtual hosts in equal numbers, copies of one machine each; no host is contacted.
 
-{table(["hosts", "seconds", "megabytes"], [[row["hosts"], row["seconds"], row["megabytes"]] for row in plan])}
+{table(["hosts", "CPU seconds", "megabytes"], [[row["hosts"], row["seconds"], row["megabytes"]] for row in plan])}
 
 {largest["hosts"]} hosts take {largest["seconds"] / smallest["seconds"]:.0f} times as long as {
         smallest["hosts"]
