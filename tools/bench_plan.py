@@ -44,15 +44,6 @@ def fleet(size: int) -> dict[str, Any]:
     return hosts
 
 
-def catalogue() -> dict[str, Any]:
-    """Return the catalogue of role deployment_plan."""
-    folder = ROOT / "roles" / "deployment_plan" / "vars" / "main"
-    return {
-        key: yaml.safe_load((folder / f"{key}.yml").read_text())[f"__deployment_plan_{key}"]
-        for key in ("rows", "models")
-    }
-
-
 def engine_documents(name: str) -> dict[str, Any]:
     """Return `name` (manifest.yml or flags.yml) of every engine version: engine -> version -> content."""
     found: dict[str, Any] = {}
@@ -68,11 +59,14 @@ def measure_planner(size: int) -> dict[str, Any]:
     ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
     from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, plan_fleet
 
+    sys.path.insert(0, str(ROOT))
+    from tools.golden import catalogue
+
     text = json.dumps(fleet(size))
     settings = {"overrides": engine_documents("manifest.yml"), "flags": engine_documents("flags.yml")}
-    rows_and_models = catalogue()
+    entries = catalogue()
     start = time.perf_counter()
-    plan = plan_fleet(Inputs(json.loads(text), rows_and_models, **settings))
+    plan = plan_fleet(Inputs(json.loads(text), entries, **settings))
     json.dumps(plan)
     seconds = time.perf_counter() - start
     return {**line(size, seconds, resource.RUSAGE_SELF), "problems": len(plan["problems"])}

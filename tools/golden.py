@@ -43,12 +43,24 @@ def merge(base: Any, over: Any) -> Any:
     return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
 
 
+CATALOGUE = {
+    "rows": ("rows", "rows_ascend", "rows_cuda"),
+    "models": ("models",),
+    "devices": ("devices",),
+    "platforms": ("platforms",),
+    "tuning": ("tuning",),
+}  # part -> the files of the role that hold it, each with one variable named after it
+
+
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """Return the catalogue of role deployment_plan."""
+    """Return the catalogue of role deployment_plan, as its variable __deployment_plan_catalogue puts it together."""
     folder = ROOT / "roles" / "deployment_plan" / "vars" / "main"
-    names = ("rows", "models")
-    return {key: yaml.safe_load((folder / f"{key}.yml").read_text())[f"__deployment_plan_{key}"] for key in names}
+
+    def entries(name: str) -> dict[str, Any]:
+        return yaml.safe_load((folder / f"{name}.yml").read_text())[f"__deployment_plan_{name}"]
+
+    return {part: {k: v for name in names for k, v in entries(name).items()} for part, names in CATALOGUE.items()}
 
 
 @functools.cache

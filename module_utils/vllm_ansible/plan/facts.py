@@ -46,6 +46,9 @@ class Hardware(NamedTuple):
 
     architecture: str
     os_name: str
+    os_id: str
+    os_version: str
+    os_label: str
     glibc: str
     cpu_model: str
     cpus: Tuple[int, ...]
@@ -93,6 +96,9 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
     hardware = Hardware(
         architecture=facts.text("architecture", required=True),
         os_name="{} {}".format(os_facts.text("name") or os_facts.text("id"), os_facts.text("version_id")).strip(),
+        os_id=os_facts.text("id"),
+        os_version=os_facts.text("version_id"),
+        os_label=os_facts.text("version"),
         glibc=os_facts.text("glibc"),
         cpu_model=cpu.text("model"),
         cpus=cpus,

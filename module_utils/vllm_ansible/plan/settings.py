@@ -66,6 +66,7 @@ def apply_extras(group: Group, context: Context) -> None:
         )
         group.failed = True
         return
+    known = row.flags_with_choices(known)
     for name in sorted(group.flags):
         _check_flag(group, name, group.flags[name], known, "catalogue.rows.{}.flags".format(row.name), context)
     for key in sorted(group.request.extra_args):
