@@ -16,6 +16,8 @@ import ansible.module_utils
 import pytest
 from ansible.module_utils import basic
 
+from tests.support.ascend import Machine
+
 try:
     from ansible.module_utils.testing import patch_module_args as _core_patch_module_args  # 2.19 and later
 except ImportError:
@@ -45,6 +47,18 @@ def _module_args(args: Mapping[str, Any]) -> Iterator[None]:
 def project_root() -> Path:
     """The root of the repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def ascend_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the stand-in packages that this run has built."""
+    return tmp_path_factory.mktemp("ascend-packages")
+
+
+@pytest.fixture
+def ascend(tmp_path: Path, ascend_packages: Path) -> Machine:
+    """A pretended Ascend machine."""
+    return Machine(tmp_path / "machine", ascend_packages)
 
 
 @pytest.fixture
