@@ -16,8 +16,6 @@ import ansible.module_utils
 import pytest
 from ansible.module_utils import basic
 
-from tests.support.ascend import Machine
-
 try:
     from ansible.module_utils.testing import patch_module_args as _core_patch_module_args  # 2.19 and later
 except ImportError:
@@ -56,8 +54,10 @@ def ascend_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ascend(tmp_path: Path, ascend_packages: Path) -> Machine:
-    """A pretended Ascend machine."""
+def ascend(tmp_path: Path, ascend_packages: Path) -> Any:
+    """A pretended Ascend machine (tests.support.ascend.Machine)."""
+    from tests.support.ascend import Machine  # needs the path that was appended above
+
     return Machine(tmp_path / "machine", ascend_packages)
 
 

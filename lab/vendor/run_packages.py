@@ -76,17 +76,18 @@ class Package(NamedTuple):
     @property
     def file_name(self) -> str:
         """As the vendor names it."""
-        family = "Atlas-A3" if self.chip == "A3" else f"Ascend-{{}}-{self.chip}"
-        cann = "Atlas-A3" if self.chip == "A3" and not self.new_layout else "Ascend"
-        arch = self.arch.replace("_", "-") if self.chip == "A3" else self.arch
-        hdk = "Atlas-A3-hdk" if self.chip == "A3" else family.format("hdk")
-        ops = f"{self.chip}-ops" if self.new_layout else ("kernels" if cann == "Atlas-A3" else f"kernels-{self.chip}")
+        a3 = self.chip == "A3"
+        hdk = "Atlas-A3-hdk" if a3 else f"Ascend-hdk-{self.chip}"
+        ops = f"Ascend-cann-{self.chip}-ops"
+        if not self.new_layout:
+            ops = "Atlas-A3-cann-kernels" if a3 else f"Ascend-cann-kernels-{self.chip}"
+        linux = f"_{self.version}_linux-{self.arch}.run"
         return {
-            "driver": f"{hdk}-npu-driver_{self.version}_linux-{arch if self.chip == 'A3' else self.arch}.run",
+            "driver": f"{hdk}-npu-driver" + linux.replace("x86_64", "x86-64"),
             "firmware": f"{hdk}-npu-firmware_{self.version}.run",
-            "toolkit": f"Ascend-cann-toolkit_{self.version}_linux-{self.arch}.run",
-            "ops": f"{cann}-cann-{ops}_{self.version}_linux-{self.arch}.run",
-            "nnal": f"Ascend-cann-nnal_{self.version}_linux-{self.arch}.run",
+            "toolkit": "Ascend-cann-toolkit" + linux,
+            "ops": ops + linux,
+            "nnal": "Ascend-cann-nnal" + linux,
         }[self.component]
 
     def settings(self) -> str:

@@ -4,7 +4,13 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_ansible.host import Host
 
 from lab.vendor import run_packages
 from lab.vendor.run_packages import Package
@@ -13,6 +19,38 @@ VERSIONS = {"driver": "25.5.0", "firmware": "7.8.0.5.201", "toolkit": "8.3.RC2",
 # The release that a firmware belongs to.
 RELEASES = {"7.8.0.5.201": "25.5.0", "7.7.0.1.231": "25.0.rc1.1"}
 KERNEL = "4.19.90-52.22.v2207.ky10.aarch64"
+
+
+class RootedHost(Host):
+    """A host whose files lie below `root`; its architecture is that of the pretended machine."""
+
+    def __init__(self, root: Path, run_command: Any = None) -> None:
+        super().__init__(run_command)
+        self.root = str(root)
+
+    def read(self, path: str) -> str | None:
+        return super().read(self.root + path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return super().list_directory(self.root + path)
+
+    def read_link(self, path: str) -> str | None:
+        return super().read_link(self.root + path)
+
+    def exists(self, path: str) -> bool:
+        return super().exists(self.root + path)
+
+    def real_path(self, path: str) -> str:
+        return super().real_path(self.root + path)
+
+    def write_atomically(self, path: str, text: str, mode: int = 0o644) -> None:
+        super().write_atomically(self.root + path, text, mode)
+
+    def remove(self, path: str) -> None:
+        super().remove(self.root + path)
+
+    def system(self) -> dict[str, Any]:
+        return {**super().system(), "machine": "aarch64"}
 
 
 class Machine:
@@ -74,3 +112,27 @@ class Machine:
         """What a reboot does to files: /run is empty."""
         shutil.rmtree(self.root / "run")
         (self.root / "run").mkdir()
+
+    def use(
+        self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, run_module: Callable[..., dict[str, Any]]
+    ) -> Callable[..., dict[str, Any]]:
+        """A function that runs a module on this machine: `run(component="driver", version=…)`.
+
+        The package is built and its digest stated unless the call says otherwise.
+        """
+        monkeypatch.setattr(module, "Host", lambda run_command: RootedHost(self.root, run_command))
+        monkeypatch.setenv("STAND_IN_ROOT", str(self.root))
+
+        def run(component: str, check_mode: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
+            wanted = {"component": component, "work_path": str(self.root / "tmp"), **params}
+            if wanted.get("state") != "absent":
+                wanted.setdefault("version", VERSIONS[component])
+                wanted.setdefault("src", str(self.package(component, wanted["version"])))
+                if component in ("toolkit", "ops", "nnal"):
+                    wanted.setdefault("accept_eula", True)
+            if wanted.get("src") and Path(wanted["src"]).is_file():
+                wanted.setdefault("sha256", run_packages.sha256(Path(wanted["src"])))
+            wanted = {name: value for name, value in wanted.items() if value is not None}
+            return run_module(module, wanted, check_mode=check_mode, diff=diff)
+
+        return run

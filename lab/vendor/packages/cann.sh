@@ -47,7 +47,9 @@ atb=$ascend/nnal/atb
 
 if [ "$mode" = uninstall ]; then
     case $component in
-    toolkit) rm -rf "$cann"; [ -e "$link" ] || rm -f "$link" ;;
+    toolkit)
+        rm -rf "$cann"
+        for path in "$ascend/cann" "$ascend/ascend-toolkit/latest"; do [ -e "$path" ] || rm -f "$path"; done ;;
     ops) rm -f "$record" ;;
     nnal) rm -rf "${atb:?}/$version"; [ -e "$atb/latest" ] || rm -f "$atb/latest" ;;
     esac

@@ -147,6 +147,12 @@ if [ -n "$crl_mode" ]; then
     refuse "[ERROR]${red}The software signature verification failed because the signature mode used by the software is inconsistent with the current configuration. Currently configured is [$crl_mode], details in : $seclog/ascend_install.log $plain"
 fi
 
+# As in the vendor's script, the old driver is gone before the kernel is looked at.
+rm -f "$home/version.info"
+forget
+[ -f "$install_info" ] || printf 'UserName=%s\nUserGroup=%s\n' "$username" "$usergroup" >"$install_info"
+printf 'Driver_Install_Type=full\nDriver_Install_Path_Param=%s\nDriver_Install_For_All=%s\nDriver_Install_Mode=normal\n' \
+    "$path" "$all" >>"$install_info"
 log "[INFO]dkms environment check..."
 sources=
 for folder in "$root/usr/src/kernels/$kernel" "$root/usr/src/linux-headers-$kernel"; do [ -d "$folder" ] && sources=$folder; done
@@ -169,11 +175,6 @@ else
     fi
 fi
 say "[INFO]driver install type: $kind"
-rm -f "$home/version.info"
-forget
-[ -f "$install_info" ] || printf 'UserName=%s\nUserGroup=%s\n' "$username" "$usergroup" >"$install_info"
-printf 'Driver_Install_Type=full\nDriver_Install_Path_Param=%s\nDriver_Install_For_All=%s\nDriver_Install_Mode=normal\n' \
-    "$path" "$all" >>"$install_info"
 say "[INFO]upgradePercentage:10%"
 mkdir -p "$home/lib64/common" "$home/lib64/driver" "$home/tools" "$home/script" "$root/usr/local/bin"
 cut_power_at files
