@@ -41,7 +41,6 @@ label=Toolkit name=Ascend-cann-toolkit
 if [ "$component" = ops ]; then
     label=ops_$chip
     if [ "$layout" = new ]; then name=Ascend-cann-$chip-ops; else name=Ascend-cann-kernels-$chip; fi
-    [ "$layout" = new ] || record=$cann/$arch-linux/ascend_kernels_install.info
 fi
 atb=$ascend/nnal/atb
 
@@ -50,8 +49,10 @@ if [ "$mode" = uninstall ]; then
     toolkit)
         rm -rf "$cann"
         for path in "$ascend/cann" "$ascend/ascend-toolkit/latest"; do [ -e "$path" ] || rm -f "$path"; done ;;
-    ops) rm -f "$record" ;;
-    nnal) rm -rf "${atb:?}/$version"; [ -e "$atb/latest" ] || rm -f "$atb/latest" ;;
+    ops) rm -rf "$record" "$cann/opp_kernel" "$cann/$arch-linux/script/ops_uninstall.sh" ;;
+    nnal)
+        rm -rf "${atb:?}/$version" "$ascend/nnal/nnal_uninstall.sh"
+        [ -e "$atb/latest" ] || rm -f "$atb/latest" ;;
     esac
     both "[INFO] ${name} uninstall success" # invented
     exit 0
@@ -82,6 +83,18 @@ write_record() {
     printf 'package_name=%s\nversion=%s\ninnerversion=V100R001C23SPC002B210\ncompatible_version=[V100R001C15]\narch=%s\nos=linux\npath=%s\n' \
         "$name" "$version" "$arch" "${cann#"$root"}/$arch-linux" >"$1"
 }
+# The uninstaller asks, as some of the vendor's do.
+uninstaller() {
+    mkdir -p "$(dirname "$1")/.$component"
+    cp install.sh common.sh package.conf "$(dirname "$1")/.$component/"
+    cat >"$1" <<END
+#!/bin/bash
+read -r -p "Uninstall? [Y/N]" answer
+[ "\$answer" = Y ] || exit 1
+cd "$(dirname "$1")/.$component" && exec bash ./install.sh --uninstall.sh --. --uninstall "--install-path=$path"
+END
+    chmod 755 "$1"
+}
 hang_at files
 case $component in
 toolkit)
@@ -107,21 +120,29 @@ END
     printf '# version: 1.0\ntoolkit_running_version=[%s:CANN-%s]\n' "$version" "$version" >"$cann/version.cfg"
     mkdir -p "$root/etc/Ascend"
     echo "Toolkit_InstallPath=$path" >"$root/etc/Ascend/ascend_cann_install.info"
-    mkdir -p "$cann/.package"
-    cp install.sh common.sh package.conf "$cann/.package/"
-    printf '#!/bin/bash\ncd "%s/.package" && exec bash ./install.sh --cann_uninstall.sh --. --uninstall "--install-path=%s"\n' "$cann" "$path" >"$cann/cann_uninstall.sh"
-    chmod 755 "$cann/cann_uninstall.sh"
+    uninstaller "$cann/$arch-linux/script/uninstall.sh"
     write_record "$record" ;;
 ops)
     cut_power_at files
-    write_record "$record" ;;
+    if [ "$layout" = new ]; then
+        uninstaller "$cann/$arch-linux/script/ops_uninstall.sh"
+        write_record "$record"
+    else
+        uninstaller "$cann/opp_kernel/script/uninstall.sh"
+        printf 'Version=8.3.T5.0.B028\nversion_dir=%s\ntimestamp=20250807_092944934\n' "$version" >"$cann/opp_kernel/version.info"
+    fi ;;
 nnal)
-    mkdir -p "$atb/$version/atb/cxx_abi_0/lib" "$atb/$version/atb/cxx_abi_1/lib"
+    for abi in 0 1; do
+        mkdir -p "$atb/$version/atb/cxx_abi_$abi/lib"
+        touch "$atb/$version/atb/cxx_abi_$abi/lib/libatb.so"
+    done
     cut_power_at files
     ln -sfn "$version" "$atb/latest"
+    if [ "$layout" = new ]; then uninstaller "$ascend/nnal/nnal_uninstall.sh"; else uninstaller "$atb/$version/scripts/uninstall.sh"; fi
     cat >"$atb/set_env.sh" <<END
 abi=0
 while [ \$# -gt 0 ]; do case \$1 in --cxx_abi=*) abi=\${1#*=} ;; esac; shift; done
+export ATB_CXX_ABI=\$abi
 export ATB_HOME_PATH=$path/nnal/atb/latest/atb/cxx_abi_\$abi
 export LD_LIBRARY_PATH=\$ATB_HOME_PATH/lib:\$LD_LIBRARY_PATH
 END

@@ -14,6 +14,14 @@ from ansible.module_utils.vllm_ansible.run_package.packages import PackageError
 # One installer at a time on a host; the vendor's own check is by process name.
 LOCK = "/run/vllm-run-package.lock"
 CANN = ("toolkit", "ops", "nnal")
+# Where the installation guides have the uninstallers, newer places first.
+UNINSTALLERS = {
+    "driver": ("{home}/script/uninstall.sh",),
+    "firmware": ("{home}/script/uninstall.sh",),
+    "toolkit": ("{home}/{machine}-linux/script/uninstall.sh", "{home}/cann_uninstall.sh"),
+    "ops": ("{home}/{machine}-linux/script/ops_uninstall.sh", "{home}/opp_kernel/script/uninstall.sh"),
+    "nnal": ("{root}/nnal/nnal_uninstall.sh", "{home}/scripts/uninstall.sh"),
+}
 
 
 class Wanted(NamedTuple):
@@ -49,6 +57,7 @@ class Session:
         self.environment = environment
         self.progress = progress
         self.kind = packages.COMPONENTS[wanted.component]
+        self.log = self.kind.log
         self.rc: Optional[int] = None
         self.interrupted = False
 
@@ -179,7 +188,7 @@ class Session:
                     outcome.rc,
                     after.version or "nothing",
                     ": " + " ".join(after.problems[:-1]) if after.problems[:-1] else "",
-                    self.kind.log,
+                    self.log,
                 ),
                 code="half_installed",
                 **self._details(outcome, log),
@@ -231,7 +240,7 @@ class Session:
         if after.problems or (after.version is not None and packages.same_version(after.version, before.version)):
             raise PackageError(
                 "{0}: the uninstaller left with {1}, but {2} is still there. Log: {3}.".format(
-                    self.package(), outcome.rc, " ".join(after.problems) or after.version, self.kind.log
+                    self.package(), outcome.rc, " ".join(after.problems) or after.version, self.log
                 ),
                 code="not_removed",
                 **self._details(outcome, log),
@@ -243,18 +252,18 @@ class Session:
         """The command of the uninstaller on the host, or None."""
         if before.home is None:
             return None
-        if self.wanted.component in ("driver", "firmware"):
-            script, flags = before.home + "/script/uninstall.sh", ["--quiet"]
-        elif self.wanted.component == "toolkit":
-            script, flags = before.home + "/cann_uninstall.sh", []
-        else:
-            return None
-        return ["bash", self.host.real_path(script)] + flags if self.host.exists(script) else None
+        machine = self.host.system()["machine"]
+        names = UNINSTALLERS[self.wanted.component]
+        for script in (name.format(home=before.home, root=before.root, machine=machine) for name in names):
+            if self.host.exists(script):
+                flags = [] if self.wanted.component in CANN else ["--quiet"]
+                return ["bash", self.host.real_path(script)] + flags
+        return None
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def _run(self, argv, stage):
-        """Run an installer and return its outcome and what it added to its log."""
+        """Run an installer and return its outcome and what it added to the vendor's logs."""
         wanted = self.wanted
         environment = dict(self.environment, LC_ALL="C", LANG="C")
         if wanted.component == "nnal" and stage == "install":
@@ -262,7 +271,7 @@ class Session:
             source = installed.set_env(self.host, wanted.install_path)
             if source is not None:
                 argv = ["bash", "-c", '. "$1"; shift; exec "$@"', "-", self.host.real_path(source)] + argv
-        logged = len(self.host.read(self.kind.log) or "")
+        logged = self._logs()
         with runner.scratch(wanted.work_path) as folder:
             outcome = runner.run(
                 argv,
@@ -270,11 +279,26 @@ class Session:
                 wanted.timeout_seconds or self.kind.timeout_seconds,
                 self.progress.update,
                 stage,
+                # A removal was asked for; some uninstallers ask again.
+                "Y\n" if stage == "remove" else "",
             )
         self.rc = outcome.rc
-        text = self.host.read(self.kind.log) or ""
-        # A log that was rotated meanwhile is new from its start.
-        return outcome, text[logged:] if len(text) >= logged else text
+        added = []
+        for path, text in sorted(self._logs().items()):
+            known = logged.get(path, "")
+            # A log that was rotated meanwhile is new from its start.
+            if text != known:
+                added.append((path, text[len(known) :] if text.startswith(known) else text))
+        grown = [path for path, _text in added]
+        if grown and self.kind.log not in grown:
+            self.log = grown[0]
+        return outcome, "\n".join(text for _path, text in added)
+
+    def _logs(self):
+        """The vendor's installation logs and their texts."""
+        names = self.host.list_directory(packages.LOGS)
+        paths = ["{0}/{1}".format(packages.LOGS, name) for name in names if name.endswith("install.log")]
+        return {path: self.host.read(path) or "" for path in paths}
 
     def _remember_reboot(self, outcome):
         lines = [line for line in failures.lines_of(outcome.output) if failures.REBOOT.search(line)]
@@ -286,7 +310,7 @@ class Session:
         return {
             "package": self.package(),
             "rc": outcome.rc,
-            "log": self.kind.log,
+            "log": self.log,
             "log_tail": (failures.lines_of(outcome.output) + failures.lines_of(log))[-30:],
         }
 
@@ -296,7 +320,7 @@ class Session:
             installed.close_journal(self.host, self.wanted.component)
         return PackageError(
             "{0} was not {1}: exit code {2}. Seen: '{3}'. Log: {4}. {5}".format(
-                self.package(), done, outcome.rc, cause.seen, self.kind.log, cause.hint.format(package=self.wanted.src)
+                self.package(), done, outcome.rc, cause.seen, self.log, cause.hint.format(package=self.wanted.src)
             ),
             code=cause.code,
             seen=cause.seen,
@@ -313,7 +337,7 @@ class Session:
         hint += "Look at the log and at dmesg, reboot the host if the devices hang, and run again."
         return PackageError(
             "{0}: the installer did not end within {1} seconds and was ended. Seen last: '{2}'. Log: {3}. {4}".format(
-                self.package(), self.wanted.timeout_seconds or self.kind.timeout_seconds, seen, self.kind.log, hint
+                self.package(), self.wanted.timeout_seconds or self.kind.timeout_seconds, seen, self.log, hint
             ),
             code="timeout",
             seen=seen,
@@ -356,6 +380,6 @@ def ensure(session: Session, present: bool, check_mode: bool) -> Dict[str, Any]:
         "problems": before.problems,
         "leftovers": left,
         "reboot_required": installed.pending_reboot(host, wanted.component),
-        "log": session.kind.log,
+        "log": session.log,
         "rc": session.rc,
     }

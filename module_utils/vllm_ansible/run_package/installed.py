@@ -115,20 +115,24 @@ def _toolkit(host, install_path):
 
 
 def operator_chip(package_name: str) -> Optional[str]:
-    """The chip in the name of an operator package (Ascend-cann-910b-ops, Ascend-cann-kernels-910b), else None."""
-    match = re.match(r"Ascend-cann-(?:([0-9A-Za-z]+)-ops|kernels-([0-9A-Za-z]+))\Z", package_name)
-    if match:
-        return match.group(1) or match.group(2)
-    return "A3" if package_name == "Atlas-A3-cann-kernels" else None
+    """The chip in the name of an operator package (Ascend-cann-910b-ops), else None."""
+    match = re.match(r"Ascend-cann-([0-9A-Za-z]+)-ops\Z", package_name)
+    return match.group(1) if match else None
 
 
 def _operators(host, install_path, chip):
     home = toolkit_home(host, install_path)
+    if home is None:
+        return Installed(None, None, None, None, [])
     found = []
-    for _name, record in _records(host, home) if home else ():
+    for _name, record in _records(host, home):
         package = record.get("package_name", "")
-        if record.get("version") and re.search(r"-ops\Z|-kernels(-|\Z)", package):
+        if record.get("version") and package.endswith("-ops"):
             found.append(Installed(record["version"], home, install_path, operator_chip(package), []))
+    # Up to 8.3 they were called kernels; their record does not say for which chip.
+    old = values(host.read(home + "/opp_kernel/version.info")).get("version_dir")
+    if old and not found:
+        found.append(Installed(old, home, install_path, None, []))
     for entry in found:
         if chip is None or (entry.chip or "").lower() == chip.lower():
             return entry

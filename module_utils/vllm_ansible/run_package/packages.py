@@ -39,7 +39,7 @@ COMPONENTS = {
     "driver": Component("driver", "Driver", LOGS + "/ascend_install.log", (0, 2), (2,), 1800),
     "firmware": Component("firmware", "Firmware", LOGS + "/ascend_install.log", (0, 2), (2,), 1800),
     "toolkit": Component("toolkit", "", LOGS + "/ascend_toolkit_install.log", (0,), (), 3600),
-    # The name of this log follows from the others'; no source shows it.
+    # No source shows the name of this log; what the failures name is the log that grew.
     "ops": Component("ops", "", LOGS + "/ascend_ops_install.log", (0,), (), 3600),
     "nnal": Component("nnal", "", LOGS + "/ascend_nnal_install.log", (0,), (), 1800),
 }

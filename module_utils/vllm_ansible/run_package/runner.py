@@ -51,19 +51,24 @@ def run(
     timeout_seconds: float,
     progress: Optional[Callable[..., None]] = None,
     stage: str = "install",
+    answers: str = "",
 ) -> Outcome:
     """Run a program in a session of its own and end all of it when the limit is reached.
 
+    answers: what it reads; then its input ends.
     progress: called as ``progress(stage, percent, line)`` with each line that is printed.
     """
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
+    with tempfile.TemporaryFile() as source:
+        source.write(answers.encode("utf-8"))
+        source.seek(0)
+        process = subprocess.Popen(
+            argv,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
     assert process.stdout is not None
     deadline = time.monotonic() + timeout_seconds
     kept, percent, timed_out = b"", None, False
