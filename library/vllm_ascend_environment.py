@@ -56,6 +56,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+differs:
+  description: Whether the file was not, or in check mode is not, what it should be.
+  returned: success
+  type: bool
 variables:
   description: The variables; empty where the scripts are not there yet.
   returned: O(state=present)
@@ -119,7 +123,7 @@ def main():
                 result["variables"] = variables
             except PackageError as error:
                 module.fail_json(msg=str(error), **result)
-    result["changed"] = before != after or bool(result.get("missing"))
+    result["changed"] = result["differs"] = before != after or bool(result.get("missing"))
     if result["changed"] and not module.check_mode:
         if after is None:
             host.remove(params["path"])

@@ -153,7 +153,7 @@ log:
   description: Log of the installer.
   returned: success, and failure of an installer
   type: str
-rc:
+exit_code:
   description: Exit code of the installer; null when none was run.
   returned: success, and failure of an installer
   type: int

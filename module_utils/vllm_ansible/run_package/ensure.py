@@ -14,13 +14,13 @@ from ansible.module_utils.vllm_ansible.run_package.packages import PackageError
 # One installer at a time on a host; the vendor's own check is by process name.
 LOCK = "/run/vllm-run-package.lock"
 CANN = ("toolkit", "ops", "nnal")
-# Where the installation guides have the uninstallers, newer places first.
+# Where the installation guides have the uninstallers, those of one version first.
 UNINSTALLERS = {
     "driver": ("{home}/script/uninstall.sh",),
     "firmware": ("{home}/script/uninstall.sh",),
     "toolkit": ("{home}/{machine}-linux/script/uninstall.sh", "{home}/cann_uninstall.sh"),
     "ops": ("{home}/{machine}-linux/script/ops_uninstall.sh", "{home}/opp_kernel/script/uninstall.sh"),
-    "nnal": ("{root}/nnal/nnal_uninstall.sh", "{home}/scripts/uninstall.sh"),
+    "nnal": ("{home}/scripts/uninstall.sh", "{root}/nnal/nnal_uninstall.sh"),
 }
 
 
@@ -309,7 +309,7 @@ class Session:
     def _details(self, outcome, log):
         return {
             "package": self.package(),
-            "rc": outcome.rc,
+            "exit_code": outcome.rc,
             "log": self.log,
             "log_tail": (failures.lines_of(outcome.output) + failures.lines_of(log))[-30:],
         }
@@ -381,5 +381,6 @@ def ensure(session: Session, present: bool, check_mode: bool) -> Dict[str, Any]:
         "leftovers": left,
         "reboot_required": installed.pending_reboot(host, wanted.component),
         "log": session.log,
-        "rc": session.rc,
+        # Not "rc": for that name Ansible fails a task unless it is 0, and 2 is a success here.
+        "exit_code": session.rc,
     }
