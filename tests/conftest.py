@@ -47,6 +47,20 @@ def project_root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session")
+def ascend_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the stand-in packages that this run has built."""
+    return tmp_path_factory.mktemp("ascend-packages")
+
+
+@pytest.fixture
+def ascend(tmp_path: Path, ascend_packages: Path) -> Any:
+    """A pretended Ascend machine (tests.support.ascend.Machine)."""
+    from tests.support.ascend import Machine  # needs the path that was appended above
+
+    return Machine(tmp_path / "machine", ascend_packages)
+
+
 @pytest.fixture
 def module_args() -> Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]:
     """Context manager giving the AnsibleModule built inside it its arguments (internal ones as `_ansible_…`)."""

@@ -26,6 +26,8 @@ TOOLS = (
     ("nsenter", "util-linux"),
     ("mount", "mount"),
 )
+# What lab/vendor builds packages with; no host needs it.
+VENDOR_TOOLS = (("makeself", "makeself"),)
 CONSOLE_TAIL = 30
 
 
@@ -227,7 +229,7 @@ def console(lab: Lab, options: argparse.Namespace) -> None:
 
 def deps(_: Lab, __: argparse.Namespace) -> None:
     """Install the Debian packages the lab needs, those that are missing."""
-    if missing := missing_tools(TOOLS):
+    if missing := missing_tools(TOOLS + VENDOR_TOOLS):
         environment = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet"]
         run(*environment, "update")
         run(*environment, "install", "--yes", "--no-install-recommends", *missing)
