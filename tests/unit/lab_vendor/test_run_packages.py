@@ -105,7 +105,7 @@ def test_a_host_from_bare_to_answering(ascend: Machine) -> None:
 @pytest.mark.parametrize(
     ("product", "version", "capture"),
     [
-        ("a2", "25.0.rc1.1", "atlas-800i-a2/commands/npu-smi-info.txt"),
+        ("a2", "25.0.rc1.1", "atlas-800i-a2/commands/npu-smi.txt"),
         ("a3", "24.1.rc3.7", "captures/a3-24.1.rc3.7-info.partial.txt"),
         ("a3", "26.0.rc2", "captures/a3-26.0.rc2-info.partial.txt"),
         ("310p", "25.2.0", "captures/310p3-duo-25.2.0-info.partial.txt"),
