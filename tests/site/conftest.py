@@ -70,7 +70,7 @@ class Site:
         """The plan as data."""
         with tempfile.TemporaryDirectory() as folder:
             self.play("playbooks/plan.yml", "-e", f"deployment_plan_report_directory={folder}").ok()
-            return json.loads(Path(folder, "plan.json").read_text())
+            return json.loads(Path(folder, "plan.json").read_text())["plan"]
 
     def start_play(self, log, *arguments):
         """Start a run in a process group of its own, to be killed halfway."""
