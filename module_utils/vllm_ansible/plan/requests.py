@@ -148,7 +148,7 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
         )
         return None
     request, bad = translate(raw, findings, where), False
-    before = len(findings.problems)
+    before = findings.count
     values: Dict[str, Any] = {}
     for key in sorted(request, key=str):
         field, value = "engine_request.{}".format(key), request[key]
@@ -181,7 +181,7 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
             **where,
         )
     bad |= _contradictions(values, findings, where)
-    return None if bad or len(findings.problems) != before else Request(**values)
+    return None if bad or findings.count != before else Request(**values)
 
 
 def _contradictions(values: Dict[str, Any], findings: Findings, where: Dict[str, Any]) -> bool:
