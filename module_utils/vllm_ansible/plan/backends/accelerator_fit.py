@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
-from ansible.module_utils.vllm_ansible.plan.canonical import gib
+from ansible.module_utils.vllm_ansible.plan.canonical import gib, show
 from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.fit import advice
@@ -25,6 +25,7 @@ from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES, Quantisat
 
 # A shorter default context than this is no service worth starting; the request can still pin one.
 SHORTEST = 4096
+SHARE = ("gpu-memory-utilization", "device-memory-utilization")  # one flag under two names
 MLA_HEADS = (32, 64, 128)
 # Weights of the same size that a device may compute in instead, smallest change first.
 SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a16", 4))
@@ -32,12 +33,16 @@ SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a1
 
 def utilisation(group: Group, row: Row) -> float:
     """Share of the usable memory the engine may take: the row's, or what extra_args says."""
-    asked = _extra(group, "gpu-memory-utilization")
+    return _share(_extra(group, *SHARE)) or float(row.memory.get("utilisation", 0.9))
+
+
+def _share(value: Any) -> float:
+    """The value as a share above 0 and at most 1, else 0."""
     try:
-        share = float(asked) if asked is not None and not isinstance(asked, bool) else 0.0
+        share = float(value) if not isinstance(value, bool) else 0.0
     except (TypeError, ValueError):
-        share = 0.0
-    return share if 0.0 < share <= 1.0 else float(row.memory.get("utilisation", 0.9))
+        return 0.0
+    return share if 0.0 < share <= 1.0 else 0.0
 
 
 def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Question:
@@ -75,10 +80,10 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
     )
 
 
-def _extra(group: Group, flag: str) -> Any:
-    """What extra_args says of a flag that changes memory, None when it says nothing."""
+def _extra(group: Group, *flags: str) -> Any:
+    """What extra_args says of a flag that changes memory, by any of its names; None when it says nothing."""
     given = {key.lstrip("-").replace("_", "-"): value for key, value in group.request.extra_args.items()}
-    return given.get(flag)
+    return next((given[flag] for flag in flags if flag in given), None)
 
 
 def _speculates(group: Group) -> bool:
@@ -108,6 +113,11 @@ def check_request(group: Group, asked: Question, context: Context) -> bool:
              "{} was made for at most {} tokens of context".format(model.name, limit),
              "max_model_len: {} or less".format(limit), "engine_request.max_model_len",
              request.max_model_len)  # fmt: skip
+    share = _extra(group, *SHARE)
+    if share is not None and asked.overheads.utilisation != _share(share):
+        fail(group, context, "E_ARG_VALUE",
+             "{} cannot be {}".format(SHARE[0], show(share)), SHARE[0] + ": a share above 0 and at most 1",
+             "engine_request.extra_args." + SHARE[0], share)  # fmt: skip
     tokens, sequences = request.max_num_batched_tokens, asked.sequences
     if tokens is not None and tokens < sequences:
         fail(group, context, "E_BATCH_TOKENS",
