@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_ansible.plan.fit.layouts import (
     is_roomy,
     tensor_sizes,
 )
-from ansible.module_utils.vllm_ansible.plan.fit.sizes import USABLE, scheme_of, taken
+from ansible.module_utils.vllm_ansible.plan.fit.sizes import USABLE, scheme_of, sequence_bytes, taken
 from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES, Quantisation
 
@@ -277,36 +277,46 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
     )
     best = closest(asked)
     if best is None:
+        changes = advice.other_pins(asked)
+        pinned = ["{}_parallel_size".format(name) for name, pin in asked.pins._asdict().items() if pin is not None]
+        field = next((key for change in changes for key in change.sets), pinned[0] if pinned else "")
         fail(group, context, "E_LAYOUT",
-             "No layout of {} divides over {}{}".format(
-                 model.name, where, " with the pinned sizes" if any(p is not None for p in asked.pins) else ""),
-             "other parallel sizes: tensor_parallel_size {}".format(
-                 " or ".join(str(n) for n in tensor_sizes(asked.shape, asked.per_host * max(asked.hosts)))),
-             "engine_request.tensor_parallel_size", group.request.tensor_parallel_size)  # fmt: skip
+             "No layout of {} divides over {}{}".format(model.name, where, " with the pinned sizes" if pinned else ""),
+             advice.as_text(changes, "no {}: the plan finds them".format(" and no ".join(pinned))),
+             "engine_request." + field, getattr(group.request, field, None))  # fmt: skip
         return
     memory = best.memory
-    fixed = memory.total - max(0, memory.kv_cache)
-    needed = best.load.length * memory.token
-    room = int(memory.capacity * asked.overheads.utilisation)
+    other = memory.activation + memory.communication + memory.context
+    needed = sequence_bytes(memory, best.load.length, asked.overheads.block_tokens)
+    room = min(int(memory.capacity * asked.overheads.utilisation), memory.capacity - memory.graph)
     device = found[0].device
+    shared = context.neighbours.get(group.head.name, 1) > 1
+    # what more devices or hosts would do for one engine says nothing about several on a host
     found_changes = advice.proposals(
-        asked, alternatives(group, device, context), _most(device), _other_devices(group, device, context)
+        asked,
+        alternatives(group, device, context),
+        0 if shared else _most(device),
+        _other_devices(group, device, context),
+        0 if shared else advice.MOST_HOSTS,
     )
-    repaired = _repaired(asked, found)
+    healthy = min(len(own.healthy) for own in found)
+    if asked.per_host < healthy and choose(asked._replace(per_host=healthy)):
+        found_changes.insert(0, advice.Proposal("fewer engines on this host", {}))
+    repaired = None if shared else _repaired(asked, found)
     if repaired:
         found_changes.insert(0, advice.Proposal(repaired, {}))
     fail(
         group,
         context,
         "E_DEVICE_MEMORY",
-        "{} does not fit {}. The closest is {}: each device needs {} for weights, {} for activations, communication, "
-        "context and graphs, {} for one request of {} tokens, and the engine gets {:.0%} of the {} a framework can "
-        "use".format(
-            model.name, where, layout_text(best), gib(memory.weights), gib(fixed - memory.weights), gib(needed),
-            best.load.length, asked.overheads.utilisation, gib(memory.capacity)),
+        "{} does not fit {}. The closest is {}: each device needs {} for weights, {} for activations, communication "
+        "and context, {} for one request of {} tokens, and the engine gets {} of the {} a framework can use "
+        "(utilisation {:.0%}; graphs of {} lie beside it)".format(
+            model.name, where, layout_text(best), gib(memory.weights), gib(other), gib(needed), best.load.length,
+            gib(room), gib(memory.capacity), asked.overheads.utilisation, gib(memory.graph)),
         advice.as_text(found_changes, "a smaller model, or devices with more memory"),
         "engine_request.model",
-        "{} short on each device".format(gib(max(0, memory.weights + fixed - memory.weights + needed - room))),
+        "{} short on each device".format(gib(max(0, memory.weights + other + needed - room))),
     )  # fmt: skip
 
 
@@ -350,11 +360,11 @@ def alternatives(group: Group, device: Device, context: Context) -> List[advice.
         if stored is None or stored == model.quantisation or not same_weights(other, model):
             continue
         if stored.method in device.quantisations and stored.method in row.quantisations:
-            found.append(advice.Alternative(name, scheme_of(other.shape, stored, dtype_bytes), True))
+            found.append(advice.Alternative(name, scheme_of(other.shape, stored, dtype_bytes), True, other.shape))
     found.sort(key=lambda alternative: (-sum(size for _part, size in alternative.scheme.quantised), alternative.name))
     bits = model.quantisation.bits if model.quantisation else 8 * dtype_bytes
     for method, smaller in SMALLER:
         if smaller < bits and method in device.quantisations and method in row.quantisations:
             stored = Quantisation(method, smaller, 128 if smaller < 8 else 0)
-            found.append(advice.Alternative(method, scheme_of(model.shape, stored, dtype_bytes), False))
+            found.append(advice.Alternative(method, scheme_of(model.shape, stored, dtype_bytes), False, model.shape))
     return found

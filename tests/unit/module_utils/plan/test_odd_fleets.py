@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_ansible.plan import findings
+from ansible.module_utils.vllm_ansible.plan.canonical import GIB
 from ansible.module_utils.vllm_ansible.plan.fleet import check_requests
 
 from tests.unit.module_utils.plan.test_accelerators import MACHINES, codes, host, instances, plan, several
@@ -90,3 +91,84 @@ def test_the_other_name_of_a_flag_counts_too():
     shares = [{name + "-memory-utilization": 0.5} for name in ("gpu", "device")]
     plans = [plan(several("a100-4", 1, {"model": "qwen3-8b", "extra_args": share})) for share in shares]
     assert plans[0]["digest"] == plans[1]["digest"] is not None
+
+
+def applied(request: dict[str, Any], set_to: str) -> list[dict[str, Any]]:
+    """The request with each of the alternatives of a problem's `set`, e.g. ``nodes: 2 or 3, or model: x``."""
+    changed = []
+    for part in set_to.split(", or "):
+        key, _, values = part.partition(": ")
+        for value in values.split(" or "):
+            number = value.split()[0]
+            changed.append({**request, key: int(number) if number.isdigit() else number})
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_"),
+    [
+        ("a100-4", {"model": "qwen3-8b", "pipeline_parallel_size": 3, "data_parallel_size": 2}),
+        ("h200-8", {"model": "qwen3-32b", "tensor_parallel_size": 8, "data_parallel_size": 2}),
+        ("a100-4", {"model": "qwen3-30b-a3b", "pipeline_parallel_size": 2}),
+    ],
+)
+def test_pins_that_exclude_each_other_name_sizes_that_work(machine, request_):
+    problem = only(plan(several(machine, 1, request_)), "E_LAYOUT")
+    ways = applied(request_, problem["set"])
+    assert ways
+    for way in ways:
+        assert plan(several(machine, 1, way))["ok"], way
+    assert problem["seen"] == request_[problem["field"].partition(".")[2]]
+
+
+def test_what_is_short_does_not_count_graphs_which_lie_outside_the_engines_share():
+    problem = only(plan(several("a100-4", 1, {"model": "qwen3-235b-a22b"})), "E_DEVICE_MEMORY")
+    # 94 layers of 128 experts of 3 x 4096 x 1536 and attention of 64 and 4 heads, two embeddings, routers and norms: in
+    # bfloat16 on four devices 109.5 GiB; 4.2 GiB beside it, 4096 tokens of 2 x 128 x 94 elements, 72.3 GiB of room
+    assert problem["seen"] == "41.6 GiB short on each device"
+
+
+def test_ways_out_of_a_shared_host_are_for_a_shared_host():
+    request = {"model": "llama-3.3-70b-instruct", "replicas_per_host": 4}
+    text = only(plan(several("a100-4", 1, request)), "E_DEVICE_MEMORY")["set"]
+    assert text.startswith("fewer engines on this host")
+    assert "sick" not in text
+    assert "nodes" not in text
+    assert "devices each" not in text
+    assert plan(several("a100-4", 1, {**request, "replicas_per_host": 1}))["ok"]
+
+
+def test_padded_weights_are_the_same_model():
+    text = only(
+        plan(several("a100-4", 1, {"model": "qwen2.5-72b-instruct", "data_parallel_size": 4})), "E_DEVICE_MEMORY"
+    )
+    assert "model: qwen2.5-72b-instruct-awq" in text["set"]
+    awq = {"model": "qwen2.5-72b-instruct-awq", "data_parallel_size": 4}
+    assert plan(several("a100-4", 1, awq))["ok"]
+
+
+@pytest.mark.parametrize("total_gib", [3, 24, 500])
+def test_a_host_of_the_memory_asked_for_is_large_enough(total_gib):
+    # what is asked for counts the share that is left to the system, too
+    memory = {"total_bytes": total_gib * GIB, "cgroup_limit_bytes": None}
+    request = {"model": "llama-3.3-70b-instruct" if total_gib == 24 else "qwen2.5-7b-instruct", "max_model_len": 1024}
+    if total_gib == 500:
+        request["kv_cache_gib"] = 600
+    problem = only(plan({"host1": host("xeon-8480-two-sockets", 1, request, memory=memory), "b": build()}), "E_MEMORY")
+    if "kv_cache_gib: " in problem["set"]:
+        pinned = {**request, "kv_cache_gib": int(problem["set"].split()[1])}
+        assert plan({"host1": host("xeon-8480-two-sockets", 1, pinned, memory=memory), "b": build()})["ok"]
+        return
+    needed = float(problem["set"].partition("host with ")[2].split()[0])
+    larger = {**memory, "total_bytes": int(needed * GIB)}
+    assert plan({"host1": host("xeon-8480-two-sockets", 1, request, memory=larger), "b": build()})["ok"]
+
+
+def test_no_context_length_is_proposed_where_the_weights_alone_are_too_much():
+    request = {"model": "llama-3.1-8b-instruct", "max_model_len": 131072}
+    problem = only(plan({"host1": host("epyc-virtual", 1, request), "b": build()}), "E_KV_TOO_SMALL")
+    assert "max_model_len" not in problem["set"]
+    needed = float(problem["set"].partition("host with ")[2].split()[0])
+    memory = {"total_bytes": int(needed * GIB), "cgroup_limit_bytes": None}
+    larger = plan({"host1": host("epyc-virtual", 1, {**request, "kv_cache_gib": 32}, memory=memory), "b": build()})
+    assert larger["ok"]
