@@ -3,7 +3,7 @@
 
 from typing import Any, Dict, List
 
-from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
+from ansible.module_utils.vllm_ansible.plan.canonical import natural_key, plain
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, read_catalogue
 from ansible.module_utils.vllm_ansible.plan.facts import read_hardware
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
@@ -166,7 +166,7 @@ def load_catalogue(raw: Any, own_models: Any, findings: Findings) -> Catalogue:
             seen=seen,
         )
 
-    return read_catalogue(raw, own_models, report)
+    return read_catalogue(raw, plain(own_models), report)
 
 
 def read_networks(raw: Any, findings: Findings) -> List[str]:

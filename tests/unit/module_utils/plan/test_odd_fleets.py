@@ -2,6 +2,7 @@
 """Fleets and requests that are odd: refused with a way out that works, or planned without contradicting themselves."""
 
 import copy
+import datetime
 from typing import Any
 
 import pytest
@@ -172,3 +173,50 @@ def test_no_context_length_is_proposed_where_the_weights_alone_are_too_much():
     memory = {"total_bytes": int(needed * GIB), "cgroup_limit_bytes": None}
     larger = plan({"host1": host("epyc-virtual", 1, {**request, "kv_cache_gib": 32}, memory=memory), "b": build()})
     assert larger["ok"]
+
+
+def test_two_replicas_never_share_a_name():
+    hosts = {"b-1": small(1), "1": small(2), "build1": build()}
+    hosts["b-1"]["groups"] = ["engines", "pool_a"]
+    hosts["1"]["groups"] = ["engines", "pool_a_b"]
+    problem = only(plan(hosts), "E_INSTANCE_NAME")
+    assert "a-b-1" in problem["message"]
+
+
+@pytest.mark.parametrize("port", [13389, 60000, 60031])
+def test_clients_are_not_sent_to_the_port_at_which_ranks_meet(port):
+    request = {"model": "deepseek-r1-w8a8", "port": port}
+    problem = only(plan(several("atlas-800t-a2", 2, request)), "E_PORT_COLLISION")
+    assert (problem["host"], problem["seen"]) == ("host1", port)
+    assert plan(several("atlas-800t-a2", 2, {**request, "port": 13390}))["ok"]
+
+
+DAY = datetime.date(2026, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {1: 2},
+        {None: 1},
+        {DAY: 1},
+        {"name": DAY},
+        {"extra_args": {"seed": DAY}},
+        {"extra_args": {"additional-config": {1: 2, "b": DAY}}},
+        {"extra_env": {"A": DAY}},
+    ],
+)
+def test_what_only_yaml_knows_is_planned_or_refused(request_):
+    hosts = {"host1": small(), "build1": build()}
+    hosts["host1"]["request"] = {**SMOL, **request_}
+    planned = plan(hosts)
+    assert planned["ok"] or planned["problems"]
+    golden.render(planned)
+    check_requests(hosts, {})
+
+
+def test_dates_in_a_model_are_texts():
+    model = copy.deepcopy(golden.catalogue()["models"]["smollm2-135m-instruct"])
+    model["source"]["released"] = DAY
+    hosts = {"host1": small(model="mine"), "build1": build()}
+    golden.render(plan(hosts, models={"mine": model}))
