@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what the caller gave: hosts, their pools and requests, hardware facts, catalogue, networks."""
 
+import ipaddress
 from typing import Any, Dict, List
 
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key, plain
@@ -112,17 +113,25 @@ def read_facts(hosts: Dict[str, Host], raw: Dict[str, Any], claims: List[Claim],
         if host.hardware is None:
             continue
         host.address = address if isinstance(address, str) and address else host.hardware.address
-        if host.engine and not host.address:
+        if host.engine and not _is_address(host.address):
             findings.problem(
                 "E_ADDRESS",
                 "{} has no address the engine could listen on".format(host.name),
-                "engine_address: <address> for this host, or give it a default route",
+                "engine_address: <IP address> for this host, or give it a default route",
                 host=host.name,
                 field="engine_address",
+                seen=host.address or None,
             )
         for code, message in host.hardware.warnings:
             findings.warning("W_HARDWARE", "{} ({})".format(message, code), host.name, "vllm_hardware.warnings")
     _find_twins(hosts, raw, findings)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _find_twins(hosts: Dict[str, Host], raw: Dict[str, Any], findings: Findings) -> None:

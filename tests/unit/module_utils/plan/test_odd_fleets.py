@@ -220,3 +220,10 @@ def test_dates_in_a_model_are_texts():
     model["source"]["released"] = DAY
     hosts = {"host1": small(model="mine"), "build1": build()}
     golden.render(plan(hosts, models={"mine": model}))
+
+
+@pytest.mark.parametrize("address", ["cpu01.example", "10.0.0.1/24", "10.0.0.256", "主机"])
+def test_an_engine_listens_on_an_ip_address(address):
+    problem = only(plan({"host1": {**small(), "address": address}, "build1": build()}), "E_ADDRESS")
+    assert problem["seen"] == address
+    assert plan({"host1": {**small(), "address": "2001:db8::5"}, "build1": build()})["ok"]
