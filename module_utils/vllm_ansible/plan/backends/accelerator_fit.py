@@ -167,7 +167,8 @@ def decide(group: Group, asked: Question, answer: Answer, context: Context) -> N
         "engine_request.max_model_len asks for it" if request.max_model_len
         else "the smaller of the model's {} and the row's default".format(model.shape.positions)
         if group.max_model_len == wished
-        else "the row's default of {} does not fit, and halves of it down to this do not either".format(wished),
+        else "{} tokens, the smaller of the model's {} and the row's default, do not fit; this is the longest of their "
+        "halves that does".format(wished, model.shape.positions),
         group=group.name,
     )  # fmt: skip
     group.max_num_seqs = answer.load.sequences

@@ -227,3 +227,19 @@ def test_an_engine_listens_on_an_ip_address(address):
     problem = only(plan({"host1": {**small(), "address": address}, "build1": build()}), "E_ADDRESS")
     assert problem["seen"] == address
     assert plan({"host1": {**small(), "address": "2001:db8::5"}, "build1": build()})["ok"]
+
+
+@pytest.mark.parametrize(("inside", "expected"), [({5}, []), ({4, 5}, ["E_GROUP_INCOMPLETE"])])
+def test_a_spare_host_inside_limit_is_spare_and_no_riddle(inside, expected):
+    hosts = several("atlas-800t-a2", 5, {"model": "deepseek-r1-w8a8"})
+    for number in set(range(1, 6)) - inside:
+        hosts[f"host{number}"].update(left_out=True, hardware=None)
+    planned = plan(hosts)
+    assert codes(planned) == expected
+    assert [w["host"] for w in planned["warnings"] if w["code"] == "W_HOST_SPARE"] == ["host5"]
+
+
+def test_a_shorter_default_length_is_said_to_be_what_fits():
+    planned = plan(several("atlas-300i-pro", 1, {"model": "qwen3-8b"}))
+    because = next(d["because"] for d in planned["decisions"] if d["rule"] == "R_LENGTH_WHAT_FITS")
+    assert because.startswith("16384 tokens, the smaller of the model's 40960 and the row's default, do not fit")
