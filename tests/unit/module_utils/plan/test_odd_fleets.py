@@ -243,3 +243,18 @@ def test_a_shorter_default_length_is_said_to_be_what_fits():
     planned = plan(several("atlas-300i-pro", 1, {"model": "qwen3-8b"}))
     because = next(d["because"] for d in planned["decisions"] if d["rule"] == "R_LENGTH_WHAT_FITS")
     assert because.startswith("16384 tokens, the smaller of the model's 40960 and the row's default, do not fit")
+
+
+def test_an_empty_data_type_of_a_model_is_named():
+    model = {**golden.catalogue()["models"]["smollm2-135m-instruct"], "dtype": ""}
+    planned = plan({"host1": small(model="mine"), "build1": build()}, models={"mine": model})
+    assert "engine_models.mine.dtype" in {problem["field"] for problem in planned["problems"]}
+
+
+def test_a_c_library_that_is_no_version_is_named():
+    catalogue = copy.deepcopy(golden.catalogue())
+    catalogue["rows"]["vllm-ascend-0.23.0.post1"]["machines"]["aarch64"]["glibc"] = "("
+    planned = plan(several("atlas-800i-a3", 1, {"model": "qwen3-8b"}), catalogue=catalogue)
+    assert "E_CATALOGUE" in codes(planned)
+    fields = {problem["field"] for problem in planned["problems"]}
+    assert "catalogue.rows.vllm-ascend-0.23.0.post1.machines.aarch64.glibc" in fields
