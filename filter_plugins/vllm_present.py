@@ -429,7 +429,8 @@ def vllm_report_json(plan: Plan, difference: Plan | None = None) -> str:
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Return a Markdown table; nothing in a cell can end it."""
-    cells = [[re.sub(r"\s+", " ", "" if c is None else str(c)).replace("|", "\\|") for c in row] for row in rows]
+    texts = [[re.sub(r"\s+", " ", "" if c is None else str(c)) for c in row] for row in rows]
+    cells = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in row] for row in texts]
     return [f"| {' | '.join(row)} |" for row in ([*head], ["---"] * len(head), *cells)]
 
 
@@ -454,7 +455,7 @@ def vllm_report_markdown(plan: Plan, difference: Plan | None = None) -> str:
     notes = [*machine_lines(found), *(f"Cannot be installed yet: {text}" for text in not_installable(planned))]
     notes += warning_lines(planned)
     if notes:
-        lines += ["## To know", "", *(f"- {note}" for note in notes), ""]
+        lines += ["## To know", "", *(f"- {' '.join(note.split())}" for note in notes), ""]
     rows = []
     for pool, groups in variants(planned):
         first, memory = groups[0], groups[0].get("memory") or {}

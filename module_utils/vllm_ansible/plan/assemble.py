@@ -56,7 +56,7 @@ def assemble(
         if host.build and not host.left_out:
             made = [b for b in plan["builds"] if b["host"] == host.name]
             names = {b["build"] for b in made}
-            needed = {g.model.name for g in groups if g.model is not None and g.build in names}
+            needed = {g.model.name for g in groups if g.model is not None and g.build in names} if names else set()
             slices["engine_build"] = {"builds": [{k: b[k] for k in b if k != "host"} for b in made]}
             # an engine host that also builds already holds its own models in this slice
             held = {m["name"] for m in slices.get("model_store", {}).get("models", [])}

@@ -18,6 +18,15 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def plain(value: Any) -> Any:
+    """Return what YAML read as JSON would bring it: names of mappings are texts, dates are texts."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else show(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
+
+
 def digest(value: Any) -> str:
     """Return ``sha256:<hex>`` over the canonical JSON of `value`."""
     return "sha256:" + hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()

@@ -187,6 +187,7 @@ def _memory(memory: Reader, cpu: bool) -> Dict[str, Any]:
 def _check_versions(row: Row, entry: Reader) -> None:
     """Complain about every version and range of `row` that cannot be compared."""
     exact = dict(row.versions, version=row.version, plugin_version=row.plugin_version)
+    exact.update(("machines.{}.glibc".format(name), machine.glibc) for name, machine in row.machines.items())
     for key in sorted(k for k in exact if exact[k] and not versions.valid(exact[k])):
         entry.complain(entry.field(key), exact[key], "a version")
     ranges = [("drivers", r) for r in row.drivers] + [("python", row.python)] * bool(row.python)

@@ -271,7 +271,17 @@ def _accelerators(facts: Reader) -> Tuple[Accelerator, ...]:
                 raw=entry.raw,
             )
         )
-    return tuple(found)
+    numbers = [(device.kind, device.number) for device in found if device.number is not None]
+    for kind, number in sorted({n for n in numbers if numbers.count(n) > 1}):
+        facts.complain("vllm_hardware.accelerators.index", number, "another number for each {}".format(kind))
+    # where others have a number, one without cannot be told to an engine
+    numbered = {kind for kind, _number in numbers}
+    return tuple(
+        device._replace(ill=device.ill or "no tool gave it a number")
+        if device.number is None and device.kind in numbered
+        else device
+        for device in found
+    )
 
 
 def driver_of(hardware: Hardware, kind: str, part: str = "driver") -> str:

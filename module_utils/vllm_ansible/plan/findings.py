@@ -61,6 +61,11 @@ class Findings:
         )
 
     @property
+    def count(self) -> int:
+        """How many problems there are; `problems` sorts them each time it is asked."""
+        return len(self._problems)
+
+    @property
     def problems(self) -> List[Dict[str, Any]]:
         return _ordered(self._problems)
 

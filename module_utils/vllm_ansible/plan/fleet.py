@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_ansible.plan.intake import (
     read_networks,
     read_pools,
 )
-from ansible.module_utils.vllm_ansible.plan.ports import assign_ports
+from ansible.module_utils.vllm_ansible.plan.ports import assign_ports, check_reserved
 from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest
 from ansible.module_utils.vllm_ansible.plan.settings import apply_extras
 from ansible.module_utils.vllm_ansible.plan.storage import check_space
@@ -80,6 +80,7 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
     flags = inputs.flags if isinstance(inputs.flags, dict) else {}
     context = Context(findings, catalogue, flags, {})
     groups = form_groups(claims, hosts, _sizing(context), findings)
+    _check_names(groups, findings)
     on_host: Dict[str, List[Group]] = {}
     for group in groups:
         for host in group.hosts:
@@ -187,9 +188,28 @@ def _place(on_host: Dict[str, List[Group]], hosts: Dict[str, Host], context: Con
             own = [g for g in own if g.instance in bindings]
             if own:
                 BACKENDS[backend].settle(host, own, bindings, context)
+        check_reserved(host, [g for g in present if not g.failed], context.findings)
         check_space(host, [g for g in present if not g.failed], context.findings)
         placed[name] = bindings
     return placed
+
+
+def _check_names(groups: List[Group], findings: Findings) -> None:
+    """A replica is named after its instance and its first host: a of b-1 and a-b of 1 would be one."""
+    first: Dict[str, Group] = {}
+    for group in groups:
+        other = first.setdefault(group.name, group)
+        if other.head is not group.head:
+            findings.problem(
+                "E_INSTANCE_NAME",
+                "{} on {} and {} on {} would both be the replica {}".format(
+                    other.instance, other.head.name, group.instance, group.head.name, group.name
+                ),
+                "another name in the request of {}".format(group.pool),
+                host=group.head.name,
+                field="engine_request.name",
+                seen=group.instance,
+            )
 
 
 def _check_together(host: Host, groups: List[Group], findings: Findings) -> None:

@@ -147,6 +147,7 @@ def _sized(claim: Claim, members: List[Host], sizing: Sizing, findings: Findings
     groups: List[Group] = []
     spare: List[Host] = []
     alone: List[Host] = []
+    replicas = False  # whether there are some, even outside --limit
     for own in kinds.values():
         present = [host for host in own if host.hardware is not None]
         absent = [host for host in own if host.hardware is None]
@@ -159,10 +160,11 @@ def _sized(claim: Claim, members: List[Host], sizing: Sizing, findings: Findings
             groups.append(_speaker(claim, present))
         else:
             whole = len(own) - len(own) % size
+            replicas |= whole > 0
             groups += _several_hosts(claim, own[:whole], size, findings)
             spare += [host for host in own[whole:] if not host.left_out and host.hardware is not None]
     groups += _singles(claim, alone, findings)
-    if spare and groups:
+    if spare and (groups or replicas):
         findings.warning(
             "W_HOST_SPARE",
             "{} of {} {} in no replica: {}".format(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what the caller gave: hosts, their pools and requests, hardware facts, catalogue, networks."""
 
+import ipaddress
 from typing import Any, Dict, List
 
-from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
+from ansible.module_utils.vllm_ansible.plan.canonical import natural_key, plain
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, read_catalogue
 from ansible.module_utils.vllm_ansible.plan.facts import read_hardware
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
@@ -112,17 +113,25 @@ def read_facts(hosts: Dict[str, Host], raw: Dict[str, Any], claims: List[Claim],
         if host.hardware is None:
             continue
         host.address = address if isinstance(address, str) and address else host.hardware.address
-        if host.engine and not host.address:
+        if host.engine and not _is_address(host.address):
             findings.problem(
                 "E_ADDRESS",
                 "{} has no address the engine could listen on".format(host.name),
-                "engine_address: <address> for this host, or give it a default route",
+                "engine_address: <IP address> for this host, or give it a default route",
                 host=host.name,
                 field="engine_address",
+                seen=host.address or None,
             )
         for code, message in host.hardware.warnings:
             findings.warning("W_HARDWARE", "{} ({})".format(message, code), host.name, "vllm_hardware.warnings")
     _find_twins(hosts, raw, findings)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _find_twins(hosts: Dict[str, Host], raw: Dict[str, Any], findings: Findings) -> None:
@@ -166,7 +175,7 @@ def load_catalogue(raw: Any, own_models: Any, findings: Findings) -> Catalogue:
             seen=seen,
         )
 
-    return read_catalogue(raw, own_models, report)
+    return read_catalogue(raw, plain(own_models), report)
 
 
 def read_networks(raw: Any, findings: Findings) -> List[str]:

@@ -215,7 +215,7 @@ def read_shape(config: Reader, architecture: str = "") -> Shape:
         layers=config.integer("num_hidden_layers", default=1, required=True, minimum=1),
         heads=heads,
         kv_heads=config.integer("num_key_value_heads", default=heads, minimum=1),
-        head_dim=config.integer("head_dim", default=hidden // heads, minimum=1),
+        head_dim=config.integer("head_dim", default=max(1, hidden // heads), minimum=1),
         intermediate=intermediate,
         vocabulary=config.integer("vocab_size", required=True, minimum=1),
         tied=config.flag("tie_word_embeddings"),

@@ -53,6 +53,23 @@ def assign_ports(host: Host, groups: List[Group], findings: Findings) -> None:
         _check_listener(host, owner[port], port, findings)
 
 
+def check_reserved(host: Host, groups: List[Group], findings: Findings) -> None:
+    """Refuse a port for clients that an engine of `host` uses for its own ranks."""
+    reserved = {port: group for group in groups for port in group.reserved_ports.get(host.name, [])}
+    for group in groups:
+        if group.head is host and group.port in reserved:
+            findings.problem(
+                "E_PORT_COLLISION",
+                "{} on {} asks for port {}, at which the ranks of {} meet".format(
+                    group.instance, host.name, group.port, reserved[group.port].instance
+                ),
+                "a different port, or no port: the plan finds one",
+                host=host.name,
+                field="engine_request.port",
+                seen=group.port,
+            )
+
+
 def _check_listener(host: Host, group: Group, port: int, findings: Findings) -> None:
     assert host.hardware is not None
     taken = [e for e in host.hardware.listeners if e.port == port and _meets(e, host.address)]

@@ -53,7 +53,7 @@ class Reader:
     def choice(self, key: str, choices: Sequence[str], default: str = "") -> str:
         """One of `choices`; required unless there is a default."""
         value = self.text(key, default=default, required=not default)
-        if value and value not in choices:
+        if value not in choices and isinstance(self.raw.get(key), str):
             self.complain(self.field(key), value, "one of " + ", ".join(choices))
             return default
         return value

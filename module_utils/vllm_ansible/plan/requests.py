@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.vllm_ansible.cpulist import parse_cpulist
-from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json, natural_key, show, slug
+from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json, natural_key, plain, show, slug
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.models import MODEL_NAME
 from ansible.module_utils.vllm_ansible.plan.words import PROPOSED, translate
@@ -148,7 +148,7 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
         )
         return None
     request, bad = translate(raw, findings, where), False
-    before = len(findings.problems)
+    before = findings.count
     values: Dict[str, Any] = {}
     for key in sorted(request, key=str):
         field, value = "engine_request.{}".format(key), request[key]
@@ -182,7 +182,7 @@ def normalise(raw: Any, findings: Findings, where: Dict[str, Any]) -> Optional[R
             **where,
         )
     bad |= _contradictions(values, findings, where)
-    return None if bad or len(findings.problems) != before else Request(**values)
+    return None if bad or findings.count != before else Request(**values)
 
 
 def _contradictions(values: Dict[str, Any], findings: Findings, where: Dict[str, Any]) -> bool:
@@ -223,7 +223,7 @@ def read_claims(pools: Dict[str, Dict[str, Any]], findings: Findings) -> List[Cl
     for pool in sorted(pools, key=natural_key):
         alike: Dict[str, Tuple[Any, List[str]]] = {}
         for host in sorted(pools[pool], key=natural_key):
-            raw = pools[pool][host]
+            raw = plain(pools[pool][host])
             alike.setdefault(canonical_json(raw), (raw, []))[1].append(host)
         for raw, hosts in alike.values():
             where = {"host": hosts[0], "also": len(hosts) - 1}

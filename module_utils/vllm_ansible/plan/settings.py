@@ -19,7 +19,9 @@ OWNED_FLAGS = {
     "data-parallel-size": "engine_request.data_parallel_size",
     "data-parallel-size-local": "nothing: it follows from data_parallel_size and nodes",
     "data-parallel-start-rank": "nothing: it follows from a host's place in its replica",
+    "device-ids": "nothing: the plan divides the devices of a host",
     "dtype": "engine_request.dtype",
+    "enable-expert-parallel": "nothing: experts are divided where the layout says so",
     "headless": "nothing: it follows from a host's place in its replica",
     "host": "engine_address",
     "master-addr": "nothing: the plan knows the hosts of a replica",
@@ -104,6 +106,7 @@ def apply_extras(group: Group, context: Context) -> None:
                  OWNED_FLAGS[name], field, value)  # fmt: skip
         elif known is None or _check_flag(group, name, value, known, field, context):
             # False becomes the flag's own negation; the engine has no --flag=false
+            group.flags.pop(name, None)
             group.flags["no-" + name if value is False else name] = value is False or value
             context.findings.decide("R_ARG_EXTRA", "engine.flags." + name, value,
                                     "engine_request.extra_args asks for it", group=group.name)  # fmt: skip

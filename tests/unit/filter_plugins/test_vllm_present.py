@@ -222,6 +222,11 @@ def test_a_cell_cannot_end_a_markdown_table():
     assert cells(line) == 6
 
 
+def test_a_backslash_does_not_undo_the_escape_of_a_pipe():
+    rows = vllm_present.markdown_table(["值"], [["a\\|b"], ["c\\"]])
+    assert rows[2:] == ["| a\\\\\\|b |", "| c\\\\ |"]
+
+
 def test_the_memory_bar_is_as_long_as_what_it_shows():
     memory = {"weights_bytes": 2, "kv_cache_bytes": 3, "total_bytes": 10, "budget_bytes": 20}
     memory = {key: value * vllm_present.GIB for key, value in memory.items()}

@@ -9,7 +9,7 @@ from ansible.module_utils.vllm_ansible.plan.backends import accelerator_fit as f
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_settings import decide_member, decide_settings
 from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, fail
-from ansible.module_utils.vllm_ansible.plan.backends.cpu_sizes import machine_budget
+from ansible.module_utils.vllm_ansible.plan.backends.cpu_sizes import machine_budget, machine_for
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.fit.advice import MOST_HOSTS, more_hosts
@@ -193,12 +193,12 @@ class AcceleratorBackend(Backend):
         assert host.hardware is not None
         budget = machine_budget(host.hardware.memory_bytes)
         total = sum(group.host_bytes for group in groups)
-        if total > budget:
+        if total > budget or not budget:
             for group in groups:
                 fail(group, context, "E_MEMORY",
                      "{} gives engines {} of its memory, and their processes take {}".format(
                          host.name, gib(budget), gib(total)),
-                     "a host with {} more memory".format(gib(total - budget)), "vllm_hardware.memory.total_bytes",
+                     "a host with {} of memory".format(gib(machine_for(total))), "vllm_hardware.memory.total_bytes",
                      host.hardware.memory_bytes, host)  # fmt: skip
             return
         for position, group in enumerate(groups):

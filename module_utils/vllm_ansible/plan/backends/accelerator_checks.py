@@ -307,8 +307,13 @@ def _decide_quantisation(group: Group, device: Device, context: Context) -> None
 
 
 def same_weights(one: Model, other: Model) -> bool:
-    """Whether two entries are one model stored in different ways: their names differ in the format alone."""
-    return one.shape == other.shape and _plain(one.name) == _plain(other.name)
+    """Whether two entries are one model stored in different ways: their names differ in the format alone.
+
+    Quantised MLPs may be padded.
+    """
+    return one.shape == other.shape._replace(intermediate=one.shape.intermediate) and _plain(one.name) == _plain(
+        other.name
+    )
 
 
 def _plain(name: str) -> str:

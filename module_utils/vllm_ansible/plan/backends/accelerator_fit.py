@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found, device_bytes, same_weights
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
-from ansible.module_utils.vllm_ansible.plan.canonical import gib
+from ansible.module_utils.vllm_ansible.plan.canonical import gib, show
 from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.fit import advice
@@ -19,12 +19,13 @@ from ansible.module_utils.vllm_ansible.plan.fit.layouts import (
     is_roomy,
     tensor_sizes,
 )
-from ansible.module_utils.vllm_ansible.plan.fit.sizes import USABLE, scheme_of, taken
+from ansible.module_utils.vllm_ansible.plan.fit.sizes import USABLE, scheme_of, sequence_bytes, taken
 from ansible.module_utils.vllm_ansible.plan.groups import Group
 from ansible.module_utils.vllm_ansible.plan.models import DTYPE_BYTES, Quantisation
 
 # A shorter default context than this is no service worth starting; the request can still pin one.
 SHORTEST = 4096
+SHARE = ("gpu-memory-utilization", "device-memory-utilization")  # one flag under two names
 MLA_HEADS = (32, 64, 128)
 # Weights of the same size that a device may compute in instead, smallest change first.
 SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a16", 4))
@@ -32,12 +33,16 @@ SMALLER = (("w8a8", 8), ("fp8", 8), ("w4a8", 4), ("awq", 4), ("gptq", 4), ("w4a1
 
 def utilisation(group: Group, row: Row) -> float:
     """Share of the usable memory the engine may take: the row's, or what extra_args says."""
-    asked = _extra(group, "gpu-memory-utilization")
+    return _share(_extra(group, *SHARE)) or float(row.memory.get("utilisation", 0.9))
+
+
+def _share(value: Any) -> float:
+    """The value as a share above 0 and at most 1, else 0."""
     try:
-        share = float(asked) if asked is not None and not isinstance(asked, bool) else 0.0
+        share = float(value) if not isinstance(value, bool) else 0.0
     except (TypeError, ValueError):
-        share = 0.0
-    return share if 0.0 < share <= 1.0 else float(row.memory.get("utilisation", 0.9))
+        return 0.0
+    return share if 0.0 < share <= 1.0 else 0.0
 
 
 def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Question:
@@ -75,10 +80,10 @@ def question(group: Group, found: Sequence[Found], hosts: Sequence[int]) -> Ques
     )
 
 
-def _extra(group: Group, flag: str) -> Any:
-    """What extra_args says of a flag that changes memory, None when it says nothing."""
+def _extra(group: Group, *flags: str) -> Any:
+    """What extra_args says of a flag that changes memory, by any of its names; None when it says nothing."""
     given = {key.lstrip("-").replace("_", "-"): value for key, value in group.request.extra_args.items()}
-    return given.get(flag)
+    return next((given[flag] for flag in flags if flag in given), None)
 
 
 def _speculates(group: Group) -> bool:
@@ -108,6 +113,11 @@ def check_request(group: Group, asked: Question, context: Context) -> bool:
              "{} was made for at most {} tokens of context".format(model.name, limit),
              "max_model_len: {} or less".format(limit), "engine_request.max_model_len",
              request.max_model_len)  # fmt: skip
+    share = _extra(group, *SHARE)
+    if share is not None and asked.overheads.utilisation != _share(share):
+        fail(group, context, "E_ARG_VALUE",
+             "{} cannot be {}".format(SHARE[0], show(share)), SHARE[0] + ": a share above 0 and at most 1",
+             "engine_request.extra_args." + SHARE[0], share)  # fmt: skip
     tokens, sequences = request.max_num_batched_tokens, asked.sequences
     if tokens is not None and tokens < sequences:
         fail(group, context, "E_BATCH_TOKENS",
@@ -157,7 +167,8 @@ def decide(group: Group, asked: Question, answer: Answer, context: Context) -> N
         "engine_request.max_model_len asks for it" if request.max_model_len
         else "the smaller of the model's {} and the row's default".format(model.shape.positions)
         if group.max_model_len == wished
-        else "the row's default of {} does not fit, and halves of it down to this do not either".format(wished),
+        else "{} tokens, the smaller of the model's {} and the row's default, do not fit; this is the longest of their "
+        "halves that does".format(wished, model.shape.positions),
         group=group.name,
     )  # fmt: skip
     group.max_num_seqs = answer.load.sequences
@@ -267,36 +278,46 @@ def refuse(group: Group, asked: Question, found: Sequence[Found], context: Conte
     )
     best = closest(asked)
     if best is None:
+        changes = advice.other_pins(asked)
+        pinned = ["{}_parallel_size".format(name) for name, pin in asked.pins._asdict().items() if pin is not None]
+        field = next((key for change in changes for key in change.sets), pinned[0] if pinned else "")
         fail(group, context, "E_LAYOUT",
-             "No layout of {} divides over {}{}".format(
-                 model.name, where, " with the pinned sizes" if any(p is not None for p in asked.pins) else ""),
-             "other parallel sizes: tensor_parallel_size {}".format(
-                 " or ".join(str(n) for n in tensor_sizes(asked.shape, asked.per_host * max(asked.hosts)))),
-             "engine_request.tensor_parallel_size", group.request.tensor_parallel_size)  # fmt: skip
+             "No layout of {} divides over {}{}".format(model.name, where, " with the pinned sizes" if pinned else ""),
+             advice.as_text(changes, "no {}: the plan finds them".format(" and no ".join(pinned))),
+             "engine_request." + field, getattr(group.request, field, None))  # fmt: skip
         return
     memory = best.memory
-    fixed = memory.total - max(0, memory.kv_cache)
-    needed = best.load.length * memory.token
-    room = int(memory.capacity * asked.overheads.utilisation)
+    other = memory.activation + memory.communication + memory.context
+    needed = sequence_bytes(memory, best.load.length, asked.overheads.block_tokens)
+    room = min(int(memory.capacity * asked.overheads.utilisation), memory.capacity - memory.graph)
     device = found[0].device
+    shared = context.neighbours.get(group.head.name, 1) > 1
+    # what more devices or hosts would do for one engine says nothing about several on a host
     found_changes = advice.proposals(
-        asked, alternatives(group, device, context), _most(device), _other_devices(group, device, context)
+        asked,
+        alternatives(group, device, context),
+        0 if shared else _most(device),
+        _other_devices(group, device, context),
+        0 if shared else advice.MOST_HOSTS,
     )
-    repaired = _repaired(asked, found)
+    healthy = min(len(own.healthy) for own in found)
+    if asked.per_host < healthy and choose(asked._replace(per_host=healthy)):
+        found_changes.insert(0, advice.Proposal("fewer engines on this host", {}))
+    repaired = None if shared else _repaired(asked, found)
     if repaired:
         found_changes.insert(0, advice.Proposal(repaired, {}))
     fail(
         group,
         context,
         "E_DEVICE_MEMORY",
-        "{} does not fit {}. The closest is {}: each device needs {} for weights, {} for activations, communication, "
-        "context and graphs, {} for one request of {} tokens, and the engine gets {:.0%} of the {} a framework can "
-        "use".format(
-            model.name, where, layout_text(best), gib(memory.weights), gib(fixed - memory.weights), gib(needed),
-            best.load.length, asked.overheads.utilisation, gib(memory.capacity)),
+        "{} does not fit {}. The closest is {}: each device needs {} for weights, {} for activations, communication "
+        "and context, {} for one request of {} tokens, and the engine gets {} of the {} a framework can use "
+        "(utilisation {:.0%}; graphs of {} lie beside it)".format(
+            model.name, where, layout_text(best), gib(memory.weights), gib(other), gib(needed), best.load.length,
+            gib(room), gib(memory.capacity), asked.overheads.utilisation, gib(memory.graph)),
         advice.as_text(found_changes, "a smaller model, or devices with more memory"),
         "engine_request.model",
-        "{} short on each device".format(gib(max(0, memory.weights + fixed - memory.weights + needed - room))),
+        "{} short on each device".format(gib(max(0, memory.weights + other + needed - room))),
     )  # fmt: skip
 
 
@@ -340,11 +361,11 @@ def alternatives(group: Group, device: Device, context: Context) -> List[advice.
         if stored is None or stored == model.quantisation or not same_weights(other, model):
             continue
         if stored.method in device.quantisations and stored.method in row.quantisations:
-            found.append(advice.Alternative(name, scheme_of(other.shape, stored, dtype_bytes), True))
+            found.append(advice.Alternative(name, scheme_of(other.shape, stored, dtype_bytes), True, other.shape))
     found.sort(key=lambda alternative: (-sum(size for _part, size in alternative.scheme.quantised), alternative.name))
     bits = model.quantisation.bits if model.quantisation else 8 * dtype_bytes
     for method, smaller in SMALLER:
         if smaller < bits and method in device.quantisations and method in row.quantisations:
             stored = Quantisation(method, smaller, 128 if smaller < 8 else 0)
-            found.append(advice.Alternative(method, scheme_of(model.shape, stored, dtype_bytes), False))
+            found.append(advice.Alternative(method, scheme_of(model.shape, stored, dtype_bytes), False, model.shape))
     return found

@@ -17,6 +17,7 @@ from ansible.module_utils.vllm_ansible.plan.backends.cpu_sizes import (
     decide_memory,
     decide_settings,
     machine_budget,
+    machine_for,
 )
 from ansible.module_utils.vllm_ansible.plan.canonical import GIB, gib
 from ansible.module_utils.vllm_ansible.plan.catalogue import choose_row
@@ -164,9 +165,9 @@ def _refuse_memory(host: Host, groups: List[Group], excess: int, budget: int, co
     if smaller >= 1:
         set_to = "kv_cache_gib: {} for {}".format(smaller, largest.instance)
     elif len(groups) > 1:
-        set_to = "fewer engines on this host, or one with {} of memory".format(gib(host.hardware.memory_bytes + excess))
+        set_to = "fewer engines on this host, or one with {} of memory".format(gib(machine_for(budget + excess)))
     else:
-        set_to = "a smaller model, or a host with {} of memory".format(gib(host.hardware.memory_bytes + excess))
+        set_to = "a smaller model, or a host with {} of memory".format(gib(machine_for(budget + excess)))
     for group in groups:
         group.failed = True
     context.findings.problem(

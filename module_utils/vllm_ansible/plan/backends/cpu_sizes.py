@@ -20,6 +20,11 @@ def machine_budget(total_bytes: int) -> int:
     return max(0, total_bytes - max(GIB, total_bytes // 20))
 
 
+def machine_for(needed_bytes: int) -> int:
+    """Memory of the smallest host, in whole GiB, whose budget is at least `needed_bytes`."""
+    return -(-max(needed_bytes + GIB, -(-needed_bytes * 20 // 19)) // GIB) * GIB
+
+
 def _chunks_prefill(group: Group) -> bool:
     """Whether a prompt may be split over steps: latent attention on CPUs without AMX cannot."""
     assert group.model is not None
@@ -146,6 +151,11 @@ def decide_memory(group: Group, row: Row, context: Context) -> None:
         ),
         group=group.name,
     )
+    fixed = weights + activation + overhead
+
+    def held(cache_gib: int) -> bool:
+        return fixed + ranks * cache_gib * GIB <= room
+
     if group.kv_cache_gib < least:
         fail(
             group,
@@ -155,10 +165,12 @@ def decide_memory(group: Group, row: Row, context: Context) -> None:
                 group.max_model_len, gib(sequence), group.kv_cache_gib
             ),
             " or ".join(
-                ["kv_cache_gib: {}".format(least)] * (request.kv_cache_gib is not None or least <= free)
-                + ["max_model_len: {} or less".format(carried)] * (carried > 0)
+                ["kv_cache_gib: {}".format(least)] * held(least)
+                + ["max_model_len: {} or less".format(carried)] * (carried > 0 and held(group.kv_cache_gib))
             )
-            or "a model with a smaller KV cache, or a host with more memory",
+            or "a smaller model, or a host with {} of memory for each engine on it".format(
+                gib(machine_for(fixed + ranks * least * GIB))
+            ),
             "engine_request.kv_cache_gib" if request.kv_cache_gib else "engine_request.max_model_len",
             group.kv_cache_gib,
         )

@@ -3,19 +3,22 @@
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible.module_utils.vllm_ansible.plan.fit.layouts import Question, choose, judge, layouts
+from ansible.module_utils.vllm_ansible.plan.fit.layouts import Pins, Question, choose, judge, layouts
 from ansible.module_utils.vllm_ansible.plan.fit.sizes import Scheme
+from ansible.module_utils.vllm_ansible.plan.models import Shape
 
 MOST_HOSTS = 16
 NOTHING: Mapping[str, int] = {}
 
 
 class Alternative(NamedTuple):
-    """Another way to store the same weights: the name of the model or quantisation to set, and its scheme."""
+    """Another way to store the same weights: the name of the model or quantisation to set, its scheme and shape (its
+    MLPs may be padded)."""
 
     name: str
     scheme: Scheme
     is_model: bool
+    shape: Shape
 
 
 class Proposal(NamedTuple):
@@ -68,11 +71,16 @@ def larger_device(question: Question, others: Mapping[str, int]) -> Optional[str
 
 
 def proposals(
-    question: Question, alternatives: Sequence[Alternative] = (), devices: int = 8, others: Mapping[str, int] = NOTHING
+    question: Question,
+    alternatives: Sequence[Alternative] = (),
+    devices: int = 8,
+    others: Mapping[str, int] = NOTHING,
+    most: int = MOST_HOSTS,
 ) -> List[Proposal]:
     """Return the changes that would make `question` fit, the smallest intervention first, each tried.
 
-    `devices`: how many a host of this kind can have. `others`: devices to use instead, name -> usable bytes.
+    `devices`: how many a host of this kind can have. `others`: devices to use instead, name -> usable bytes. `most`:
+    hosts a replica may take.
     """
     found = []
     sequences = fewer_sequences(question)
@@ -82,7 +90,7 @@ def proposals(
     if length is not None:
         found.append(Proposal("max_model_len: {}".format(length), {"max_model_len": length}))
     for alternative in alternatives:
-        if choose(question._replace(scheme=alternative.scheme)):
+        if choose(question._replace(scheme=alternative.scheme, shape=alternative.shape)):
             found.append(
                 Proposal("model: {}".format(alternative.name), {"model": alternative.name})
                 if alternative.is_model
@@ -92,7 +100,7 @@ def proposals(
     count = more_devices(question, devices)
     if count is not None:
         found.append(Proposal("hosts with {} such devices each".format(count), {}))
-    hosts = more_hosts(question)
+    hosts = more_hosts(question, most)
     if hosts is not None:
         found.append(Proposal("nodes: {} (that many such hosts per replica)".format(hosts), {"nodes": hosts}))
     device = larger_device(question, others)
@@ -113,6 +121,25 @@ def _largest(question: Question, change: Any, most: int) -> Optional[int]:
         else:
             high = middle - 1
     return low
+
+
+def other_pins(question: Question) -> List[Proposal]:
+    """Return the changes of one pinned size after which some layout divides, those that fit where there are any.
+
+    None without pins, or when the change of one is not enough.
+    """
+    found = []
+    for field in Pins._fields:
+        if getattr(question.pins, field) is None:
+            continue
+        freed = question._replace(pins=question.pins._replace(**{field: None}))
+        every = [layout for hosts in question.hosts for layout in layouts(freed, hosts)]
+        fitting = [layout for layout in every if judge(freed, layout, question.lengths[-1]).fits]
+        sizes = sorted({getattr(layout, field) for layout in fitting or every})
+        if sizes:
+            key = field + "_parallel_size"
+            found.append(Proposal("{}: {}".format(key, " or ".join(str(n) for n in sizes)), {key: sizes[0]}))
+    return found
 
 
 def as_text(found: Sequence[Proposal], otherwise: str) -> str:

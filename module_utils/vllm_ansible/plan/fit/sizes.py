@@ -53,7 +53,7 @@ def scheme_of(shape: Shape, quantisation: Optional[Quantisation], dtype_bytes: i
         for part in LINEAR
         if part not in quantisation.ignored
     )
-    return Scheme(dtype_bytes, parts, quantisation.block[-1] if quantisation.block else 0)
+    return Scheme(dtype_bytes, parts, quantisation.block[-1] if quantisation.block else quantisation.group_size)
 
 
 class Layout(NamedTuple):

@@ -160,7 +160,9 @@ def test_more_of_anything_never_makes_it_unfit(question, more):
 def test_every_proposal_makes_it_fit_and_is_the_smallest_of_its_kind(question):
     if choose(question) is not None:
         return
-    others = [advice.Alternative("w4a8", scheme_of(question.shape, Quantisation("w4a8", 4, 128), 2), False)]
+    others = [
+        advice.Alternative("w4a8", scheme_of(question.shape, Quantisation("w4a8", 4, 128), 2), False, question.shape)
+    ]
     for proposal in advice.proposals(question, others, 8, {"larger": 160 * GIB}):
         changed = question
         if "max_num_seqs" in proposal.sets:
