@@ -131,7 +131,9 @@ def unpacked(source: Path, expected: str | None) -> Iterator[Path]:
             if expected and seen != expected:
                 raise series.OverridesError(f"{source} has sha256 {seen}, manifest.yml names {expected}")
             with tarfile.open(source) as archive:
-                archive.extractall(scratch, filter="data")
+                # as an attribute: Python before 3.11.4, so Debian 12's, has no filters and ignores it
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                archive.extractall(scratch)
             (top,) = (path for path in Path(scratch).iterdir() if path.is_dir())
             top.rename(target)
         yield target

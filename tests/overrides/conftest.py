@@ -59,7 +59,8 @@ def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.makedirs(builder.work, exist_ok=True)
     _wheels, _kernels, archive = builder._download(str(target), builder._environment(str(target)))
     with tarfile.open(archive) as source:
-        source.extractall(target, filter="data")
+        source.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+        source.extractall(target)
     return target / "vllm-0.32.0"
 
 
