@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the figures of docs/benchmarks.md and write that page.
 
-Usage: bench.py [--only PART ...]. Parts: plan, build, site, start, dtype, hosts; start and
-dtype use the hosts that site boots. Everything but `plan` boots lab
+Usage: bench.py [--only PART ...]. Parts: plan, build, site, start, memory, dtype, hosts;
+start, memory and dtype use the hosts that site boots. Everything but `plan` boots lab
 hosts, so it needs root and a few minutes; hosts and folders are removed at the end. Seconds are wall-clock of whole
 processes; compare figures of one part with each other, not with those of another machine. A part that is measured
 again replaces its figures; the page is written once all parts were measured on this machine.
@@ -32,6 +32,10 @@ STATE = ROOT / ".cache" / "lab" / LAB_ID
 FLEETS = (2, 4, 8)
 STARTS = 3
 CLIENTS = 32
+# Shell: kilobytes of each process of a unit, with either version of cgroups.
+MEMORY = """group=$(systemctl show --value --property=ControlGroup {unit})
+for tree in /sys/fs/cgroup/systemd /sys/fs/cgroup; do [ -e $tree$group/cgroup.procs ] && break; done
+for pid in $(cat $tree$group/cgroup.procs); do grep ^Pss: /proc/$pid/smaps_rollup; done | tr -dc '0-9\\n'"""
 
 
 def run(*argv: str, **environment: str) -> tuple[float, str]:
@@ -119,6 +123,26 @@ def bench_start() -> dict[str, Any]:
     return results
 
 
+def bench_memory() -> dict[str, Any]:
+    """What all processes of a serving engine hold (proportional set size), against the plan's estimate."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = json.dumps({"deployment_plan_report_directory": folder})
+        run("ansible-playbook", "-i", "inventories/demo", "playbooks/plan.yml", "-e", report)
+        groups = json.loads(Path(folder, "plan.json").read_text(encoding="utf-8"))["plan"]["groups"]
+    results = {}
+    for group in groups:
+        unit = f"vllm-{group['instance']}"
+        _, output = run("ssh", "-F", str(STATE / "ssh_config"), group["members"][0]["host"], MEMORY.format(unit=unit))
+        measured = 1024 * sum(map(int, output.split()))
+        planned = group["memory"]["total_bytes"]
+        results[unit] = {
+            "planned_gb": round(planned / 1e9, 2),
+            "measured_gb": round(measured / 1e9, 2),
+            "error_percent": round(100 * (planned / measured - 1)),
+        }
+    return results
+
+
 def bench_dtype() -> dict[str, Any]:
     """Tokens per second of cpu01 in each data type, many clients at once: what the planner's choice is worth."""
     key = (STATE / "api-key").read_text(encoding="utf-8").strip()
@@ -203,6 +227,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "build": bench_build,
     "site": bench_site,
     "start": bench_start,
+    "memory": bench_memory,
     "dtype": bench_dtype,
     "hosts": bench_hosts,
 }
@@ -285,6 +310,16 @@ Each further host costs {further["first"]} s in a first run and {further["second
 
 The unit is started only when it has generated a token, so this is the time `systemctl start` takes, with the other
 engine of the demo idle beside it.
+
+## Memory of a serving engine, against the plan
+{
+        table(
+            ["unit", "planned, GB", "measured, GB", "error, %"],
+            [[unit, *row.values()] for unit, row in figures["memory"].items()],
+        )
+    }
+
+Measured is the proportional set size of all processes of the unit; `tests/site` fails beyond 15 %.
 
 ## Data type
 {

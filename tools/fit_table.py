@@ -119,7 +119,7 @@ def page() -> str:
 What the planner estimates for deployments that others published, per device, with the overheads of the newest rows. A
 test fails when an estimate is further off than this: {limits}.
 The KV cache gets what the rest leaves, so the rest is what is compared. "Serves" is whether the publisher says it runs,
-and whether the planner would let it.
+and whether the planner would let it. Engines on CPUs are measured instead: [benchmarks](../benchmarks.md).
 
 {chr(10).join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])}
 """
