@@ -122,7 +122,7 @@ def parse_usages(text):
     chips, block = {}, []
     for line in (text or "").splitlines() + ["Chip ID : 0"]:
         block.append(line)
-        name, _, value = line.partition(":")
+        name, _colon, value = line.partition(":")
         number = count(value.strip())
         if name.strip() != "Chip ID" or number is None:
             continue
@@ -184,6 +184,6 @@ def _chip(device, row, address):
 
 def _usage(usage):
     """Return (used, total) bytes of ``2654/32768`` (MiB); (None, None) for no memory or no such text."""
-    used, _, total = (usage or "").partition("/")
+    used, _slash, total = (usage or "").partition("/")
     used, total = count(used), count(total)
     return (None if used is None else used * _MIB, total * _MIB) if total else (None, None)

@@ -30,7 +30,7 @@ def key(version: str) -> Key:
     text = version.strip().lower()
     if not _VALID.match(text):
         raise ValueError("{!r} is not a version".format(version))
-    public, _, local = text.partition("+")
+    public, _plus, local = text.partition("+")
     release, suffix = [], []
     tokens = _TOKEN.findall(public.lstrip("v"))
     while tokens and tokens[0].isdigit():
@@ -65,7 +65,7 @@ def compare(a: str, b: str) -> int:
 
 def prerelease(version: str) -> bool:
     """Whether `version` is a candidate, a beta or a development build."""
-    return any(rank < 0 for rank, _ in key(version)[1])
+    return any(rank < 0 for rank, _number in key(version)[1])
 
 
 def matches(version: str, ranges: Union[str, Iterable[str]]) -> bool:

@@ -127,8 +127,7 @@ TABLE: List[Tuple[str, str, Word]] = [
               Refusal("w8a8|w4a8|w4a16|awq|gptq|fp8|ascend", "w8a8, fp8, awq",
                       "weights are quantised before they are served, and the plan sets the engine's flag from"
                       " the model",
-                      "model: one whose weights are quantised that way, for example deepseek-r1-w8a8"),
-          ))),
+                      "model: one whose weights are quantised that way, for example deepseek-r1-w8a8"),))),
     ("precision", "load_in_4bit load_in_8bit bitsandbytes",
      Word("the engine loads no bitsandbytes weights; 75 % less is true of the weights alone, counted from 16 bit",
           instead="model: one whose weights are AWQ, GPTQ or FP8, described in engine_models")),
@@ -165,7 +164,7 @@ TABLE: List[Tuple[str, str, Word]] = [
      Word("no script of the engine evaluates a model", instead="lm-evaluation-harness or vllm bench against the"
                                                                " endpoint")),
     ("versions", ("torch torch_version torch_npu pytorch cann cann_version cuda cuda_version cudnn nccl nnal"
-      " vllm_ascend triton_ascend transformers"),
+                  " vllm_ascend triton_ascend transformers"),
      Word("versions go together as a row, which is installed whole; one of them alone cannot be pinned", instead=_ROW)),
     ("versions", "version",
      Word("", refused=(Refusal(r"\A[=v]*([78]|9[.][01]|[0-9]{2,})([.]|\Z)", "8.3.RC2",
@@ -223,7 +222,7 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("serving", "health_path health_check healthz readiness_probe liveness_probe",
      Word("/healthz is answered by our patch, with progress and latencies, /health by the engine, empty")),
     ("serving", ("api_version kind crd kubernetes kubernetes_version k8s k8s_version docker docker_version"
-      " container_runtime runtime nvidia_docker"),
+                 " container_runtime runtime nvidia_docker"),
      Word("engines run under systemd, without containers; there is no VLLMCluster in any registry (LeaderWorkerSet,"
           " KubeRay and the production stack exist), Kubernetes 1.23 is out of support, and nvidia-docker is now"
           " nvidia-container-toolkit", instead="hosts in a pool_ group")),
@@ -244,13 +243,13 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("serving", "migrate_to migration", Word("the same model in a pool of those hosts; weights quantised for the other"
                                              " device are made anew")),
     ("keeping", ("checkpoint_interval checkpoint snapshot snapshot_interval optimizer_snapshot optimizer_state"
-      " save_checkpoint load_checkpoint"),
+                 " save_checkpoint load_checkpoint"),
      Word("an engine that only answers changes no weights and has no optimiser: it comes back from the release and the"
           " model on its own disk. Weights already split: extra_args: {load-format: sharded_state}")),
     ("keeping", "failure_detection failure_detection_seconds",
      Word("an engine that makes no progress for stall_after_seconds of its row (5) is started again")),
     ("keeping", ("recovery_time recovery_seconds first_token_ms ttft_ms first_token_latency latency_ms p99_ms p99 qps"
-      " target_qps throughput"),
+                 " target_qps throughput"),
      Word("a figure to measure, not to order: loading takes as long as the weights are large, and what these devices"
           " reach is in the benchmark")),
     ("watching", "metrics alerts metric alert", Word("the names in the articles are not those of the exporters")),

@@ -8,7 +8,6 @@ from ansible.module_utils.vllm_ansible.plan.fit.sizes import Scheme
 from ansible.module_utils.vllm_ansible.plan.models import Shape
 
 MOST_HOSTS = 16
-NOTHING: Mapping[str, int] = {}
 
 
 class Alternative(NamedTuple):
@@ -74,7 +73,7 @@ def proposals(
     question: Question,
     alternatives: Sequence[Alternative] = (),
     devices: int = 8,
-    others: Mapping[str, int] = NOTHING,
+    others: Optional[Mapping[str, int]] = None,
     most: int = MOST_HOSTS,
 ) -> List[Proposal]:
     """Return the changes that would make `question` fit, the smallest intervention first, each tried.
@@ -103,7 +102,7 @@ def proposals(
     hosts = more_hosts(question, most)
     if hosts is not None:
         found.append(Proposal("nodes: {} (that many such hosts per replica)".format(hosts), {"nodes": hosts}))
-    device = larger_device(question, others)
+    device = larger_device(question, others or {})
     if device is not None:
         found.append(Proposal("as many devices of the kind {}".format(device), {}))
     return found
