@@ -299,7 +299,8 @@ The first run takes {site["ratio"]} times as long as the second, which changes n
     }
 
 Each further host costs {further["first"]} s in a first run and {further["second"]} s in a second. A second run
-does less: where it is slower here, other work disturbed this section, and `tools/bench.py --only hosts` measures it again.
+does less: where it is slower here, other work disturbed this section, and
+`tools/bench.py --only hosts` measures it again.
 
 ## From `systemctl start` to the first token
 {
