@@ -90,22 +90,27 @@ class Devices:
                 self._by_pci[pci] = self._by_pci.get(pci, ()) + (device,)
         self._found: Dict[Tuple[str, str, str, str, int], Optional[Device]] = {}
 
-    def identify(self, accelerator: Any) -> Optional[Device]:
+    def identify(self, accelerator: Any, model: str = "") -> Optional[Device]:
         """Return the device of one entry of the facts' ``accelerators`` (mapping or object), or None.
 
         The PCI id decides; subsystem, name (``model`` or ``soc``) and memory only choose between boards that share the
-        id. Without an id the name alone has to be enough.
+        id. Without an id the name alone has to be enough. `model` is the name where no tool said one. The memory of
+        the result is 0 when boards of different size are left.
         """
         key = (
             _lower(accelerator, "device_id"),
             _lower(accelerator, "subsystem"),
-            _lower(accelerator, "model"),
+            _lower(accelerator, "model") or model.strip().lower(),
             _lower(accelerator, "soc"),
             _field(accelerator, "memory_bytes") or 0,
         )
         if key not in self._found:
             self._found[key] = self._identify(*key)
         return self._found[key]
+
+    def sharing(self, device: Device) -> Tuple[Device, ...]:
+        """The devices with the PCI ids of `device`, itself among them."""
+        return tuple(other for other in self.all if set(other.pci) & set(device.pci))
 
     def _identify(self, pci: str, subsystem: str, model: str, soc: str, memory_bytes: int) -> Optional[Device]:
         known = self._by_pci.get(pci, ()) if pci else self.all

@@ -22,6 +22,7 @@ class Request(NamedTuple):
     name: Optional[str] = None
     version: Optional[str] = None
     backend: Optional[str] = None
+    device_model: Optional[str] = None
     dtype: Optional[str] = None
     max_model_len: Optional[int] = None
     max_num_seqs: Optional[int] = None
@@ -109,6 +110,7 @@ CHECKS = {
     "name": _text(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", "a name of at most 48 small letters, digits and dashes"),
     "version": _version,
     "backend": _choice(BACKENDS),
+    "device_model": _text(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}", "a device's name as npu-smi or nvidia-smi prints it"),
     "dtype": _choice(DTYPES),
     "max_model_len": _number(1, 100000000),
     "max_num_seqs": _number(1, 65536),

@@ -162,6 +162,13 @@ class AcceleratorBackend(Backend):
             taken, free = free[:count], free[count:]
             taken.sort(key=lambda i: _number(own, i))
             group.devices[host.name] = [_number(own, i) for i in taken]
+            if count < len(own) and any(own[i].number is None for i in taken):
+                context.findings.warning(
+                    "W_DEVICE_ORDER",
+                    "No driver has numbered the devices of {} yet: {} gets {} of {} in the order of the bus. Plan "
+                    "again when it is installed".format(host.name, group.instance, count, len(own)),
+                    host.name,
+                )  # fmt: skip
             ranks = [near[i] for i in taken]
             cpus: Set[int] = {cpu for rank in ranks for cpu in rank}
             if not cpus:

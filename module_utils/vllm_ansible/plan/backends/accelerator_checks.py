@@ -36,7 +36,8 @@ def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optio
     """Return what `host` has of `kind`; problems say why it has nothing usable, warnings what is left out."""
     assert host.hardware is not None
     own = [d for d in host.hardware.accelerators if d.kind == kind]
-    known = [(d, context.catalogue.devices.identify(d.raw)) for d in own]
+    named = group.request.device_model or ""
+    known = [(d, context.catalogue.devices.identify(d.raw, named)) for d in own]
     strange = [d for d, device in known if device is None]
     if strange:
         fail(group, context, "E_DEVICE_UNKNOWN",
@@ -44,6 +45,8 @@ def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optio
                  host.name, len(strange), strange[0].model or "without a name"),
              "a device of the catalogue, or an entry for it in devices.yml", "vllm_hardware.accelerators",
              (strange[0].raw or {}).get("device_id") or strange[0].model, host)  # fmt: skip
+        return None
+    if not _name_is_clear(group, host, known, context):
         return None
     ill = [d for d in own if not d.healthy]
     if ill:
@@ -75,6 +78,39 @@ def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optio
              "other hosts in {}".format(group.pool), "vllm_hardware.accelerators", device.name, host)  # fmt: skip
         return None
     return Found([d for d, _device in healthy], own, device)
+
+
+def _name_is_clear(
+    group: Group, host: Host, known: Sequence[Tuple[Accelerator, Optional[Device]]], context: Context
+) -> bool:
+    """Whether it is known which board each device is: from the driver's tool, or while there is none the request."""
+    named = group.request.device_model
+    for accelerator, device in known:
+        assert device is not None
+        if accelerator.model and named and not device.named(named):
+            fail(group, context, "E_DEVICE_OTHER",
+                 "{} has {}, and the request says {}".format(host.name, accelerator.model, named),
+                 "no device_model, or {}".format(accelerator.model), "engine_request.device_model", named,
+                 host)  # fmt: skip
+            return False
+        sharing = context.catalogue.devices.sharing(device)
+        if accelerator.model or len(sharing) == 1:
+            continue
+        choice = ", ".join("{} ({})".format(other.name, gib(other.memory_bytes)) for other in sharing)
+        if not device.memory_bytes or (named and not device.named(named)):
+            fail(group, context, "E_DEVICE_UNCLEAR",
+                 "{} has devices {} and no driver that says which they are{}. It can be {}".format(
+                     host.name, device.pci[0],
+                     ", and none of them is called {}".format(named) if named else "", choice),
+                 "device_model: the name on the order or the nameplate, such as 910B3", "engine_request.device_model",
+                 named, host)  # fmt: skip
+            return False
+    if known and not known[0][0].model and named and known[0][1] is not None:
+        context.findings.decide(
+            "R_DEVICE_MODEL", "devices.model", known[0][1].name,
+            "the request calls them {}; no driver is there to ask yet".format(named), host.name, group.name,
+        )  # fmt: skip
+    return True
 
 
 def _which(devices: Sequence[Accelerator]) -> str:

@@ -242,7 +242,7 @@ def test_a_misspelt_key_gets_a_real_one_or_a_word_that_means_one():
 
     assert proposed("modle") == "model"
     assert proposed("max_num_batchs") == "max_num_batches"
-    assert proposed("zzz").startswith("one of backend, cpus, data_parallel_size, dtype, extra_args"), "real keys only"
+    assert proposed("zzz").startswith("one of backend, cpus, data_parallel_size, device_model, dtype"), "real keys only"
 
 
 def test_every_word_says_what_it_means_and_where_to_go():
