@@ -182,10 +182,11 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
                 files[f"{directory}/{name}_link_speed"] = f"{speed} GT/s PCIe\n"
                 files[f"{directory}/{name}_link_width"] = f"{width}\n"
         if "slot" in function:
-            port = function["address"][:-4] + "1f.0"
+            port = f"{function['address'][:5]}{int(function['address'][5:7], 16) - 1:02x}:1f.0"
             links[directory] = f"../../../devices/pci0000:00/{port}/{function['address']}"
             for name, value in zip(("speed", "width"), function["slot"], strict=True):
                 files[f"/sys/bus/pci/devices/{port}/max_link_{name}"] = f"{value}\n"
+    files.update(kernel_files(hardware["os_release"]["NAME"], hardware.get("kernels", {})))
     routes = ["Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"]
     for nic in hardware["nics"]:
         directory = f"/sys/class/net/{nic['name']}"
@@ -214,6 +215,29 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     files["/proc/1001/comm"] = "sshd\n"
     files["/proc/1001/cgroup"] = "1:name=systemd:/system.slice/sshd.service\n"
     return files, links
+
+
+def kernel_files(system: str, kernels: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files of installed kernels on an rpm system and GRUB's menu of them, the default one saved by title.
+
+    Args:
+        kernels: {"installed": [release, …], "devel": [release, …], "default": release}.
+    """
+    files = {}
+    for release in kernels.get("installed", ()):
+        files[f"/lib/modules/{release}/modules.order"] = ""
+        files[f"/boot/vmlinuz-{release}"] = ""
+    for release in kernels.get("devel", ()):
+        files[f"/usr/src/kernels/{release}/Makefile"] = ""
+    if kernels:
+        files["/var/lib/rpm/Packages"] = ""
+        files["/boot/grub2/grubenv"] = f"# GRUB Environment Block\nsaved_entry={system} ({kernels['default']})\n####"
+        files["/boot/grub2/grub.cfg"] = 'set default="${saved_entry}"\n' + "".join(
+            f"menuentry '{system} ({release})' --class gnu-linux $menuentry_id_option 'gnulinux-{release}' {{\n"
+            f"\tlinux\t/vmlinuz-{release} root=/dev/mapper/root ro\n}}\n"
+            for release in kernels["installed"]
+        )
+    return files
 
 
 def machine_facts(directory: Path) -> str:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerators: PCI says which are there, the vendor's tool adds what only the driver knows."""
 
+from typing import Any, Dict, List, Tuple
+
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, read_cpulist
 from ansible.module_utils.vllm_ansible.hardware import hccn, npu_smi, nvidia_smi, pci, topology
 from ansible.module_utils.vllm_ansible.hardware.cgroup import unit_of
@@ -191,7 +193,7 @@ def _processes(host, output):
     table = npu_smi.parse_processes(output)
     if table is None:
         return None
-    found = {}
+    found: Dict[Tuple[int, int], List[Dict[str, Any]]] = {}
     for row in table:
         unit = unit_of(host.read(f"/proc/{row['pid']}/cgroup"))
         entry = {"pid": row["pid"], "name": row["name"], "memory_bytes": row["memory_bytes"], "unit": unit}

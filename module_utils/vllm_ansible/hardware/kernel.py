@@ -74,7 +74,7 @@ def parse_menu(text):
             menu["blscfg"] = True
         elif first in ("menuentry", "submenu") and line.endswith("{"):
             entry: Dict[str, Any] = {"names": _names(line)}
-            entry.update({"entries": []} if first == "submenu" else {"release": None})
+            entry["entries" if first == "submenu" else "release"] = [] if first == "submenu" else None
             around = next((block for block in reversed(blocks) if block is not None and "entries" in block), menu)
             around["entries"].append(entry)
             blocks.append(entry)
@@ -127,7 +127,7 @@ def chosen_release(value, entries):
 def default_entry(host):
     """Return the release that the boot loader starts next, or None when its files do not say or cannot be read."""
     efi = [f"{EFI_DIRECTORY}/{name}" for name in host.list_directory(EFI_DIRECTORY)]
-    found = {}
+    found: Dict[str, Any] = {}
     for directory in efi + list(MENU_DIRECTORIES):
         menu = parse_menu(host.read(directory + "/grub.cfg"))
         if (menu["entries"] or menu["blscfg"]) and not found:
@@ -140,7 +140,7 @@ def default_entry(host):
         entries = found["entries"]
     if not entries:
         return release_of(_grubby(host))
-    variables = {}
+    variables: Dict[str, str] = {}
     for directory in ([found["directory"]] if found else []) + list(MENU_DIRECTORIES) + efi:
         variables = variables or parse_grubenv(host.read(directory + "/grubenv"))
     default = found.get("default")

@@ -4,6 +4,7 @@
 import posixpath
 import re
 import time
+from typing import Optional, Set
 
 from ansible.module_utils.vllm_ansible.hardware.values import word
 
@@ -135,7 +136,7 @@ def gather_kind(host, device):
     """
     kinds, arrays = set(), set()
     waiting = [parse_block_name(host.real_path(device))] if device.startswith("/dev/") else []
-    seen = set()
+    seen: Set[Optional[str]] = set()
     while waiting and len(seen) < 64:
         name = waiting.pop()
         directory = f"{BLOCK}/{name}"

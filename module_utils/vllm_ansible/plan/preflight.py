@@ -280,8 +280,8 @@ class Preflight:
                 self.warn("W_DISK_SIZE", "disks.size_bytes", "The file system of {} ({})".format(path, mount),
                           gib(size), gib(spec.disk_bytes[path]),
                           "a larger file system for {}".format(path))  # fmt: skip
-        mount = mount_of(self.hardware, MODELS)
-        disk = disks.get(mount or "", {})
+        mount = mount_of(self.hardware, MODELS) or ""
+        disk = disks.get(mount, {})
         kind, raid = _text(disk.get("kind")), _text(disk.get("raid"))
         # A controller hides what its disks are, and a virtual disk may be anything.
         if spec.weights_disks and kind == "hdd" and kind not in spec.weights_disks:
