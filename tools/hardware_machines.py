@@ -54,7 +54,7 @@ class ReplayHost:
 
     def list_directory(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        known = [*self.files, *self.links, *self.machine.get("access", ())]
+        known = [*self.files, *self.links, *self.machine.get("access", ()), *self.machine.get("existing", ())]
         return sorted({name[len(prefix) :].split("/")[0] for name in known if name.startswith(prefix)})
 
     def read_link(self, path: str) -> str | None:

@@ -156,17 +156,16 @@ def _grubby(host):
 
 def gather_kernel(host):
     """Return the ``kernel`` facts; releases in ascending order."""
-    modules = [name for name in host.list_directory("/lib/modules") if _RELEASE.match(name)]
-    images = [release_of(name) for name in host.list_directory("/boot")]
-    headers = _after("linux-headers-", host.list_directory("/usr/src"))
-    devel = [name for name in host.list_directory("/usr/src/kernels") if _RELEASE.match(name)] + headers
-    devel += [release for release in modules if host.exists(posixpath.join("/lib/modules", release, "build"))]
+    modules = _releases(host, "/lib/modules/")
+    headers = [name for name in _releases(host, "/usr/src/linux-headers-") if not name.endswith("-common")]
+    devel = _releases(host, "/usr/src/kernels/") + headers
+    devel += [release for release in modules if host.exists(f"/lib/modules/{release}/build")]
     return {
         "release": host.system()["kernel"],
         "default_entry": default_entry(host),
         "devel": _ordered(devel),
         "headers": _ordered(headers + _rpm_headers(host)),
-        "installed": _ordered(modules + [release for release in images if release]),
+        "installed": _ordered(modules + _releases(host, "/boot/vmlinuz-")),
     }
 
 
@@ -174,10 +173,11 @@ def _ordered(releases):
     return sorted(set(releases), key=natural)
 
 
-def _after(prefix, names):
-    """Return what follows a prefix in the names that have it; ``…-common`` is a part of others."""
-    found = [name[len(prefix) :] for name in names if name.startswith(prefix) and not name.endswith("-common")]
-    return [release for release in found if _RELEASE.match(release)]
+def _releases(host, prefix):
+    """Return the releases that follow a prefix in the paths that exist."""
+    directory, start = posixpath.split(prefix)
+    names = [name[len(start) :] for name in host.list_directory(directory) if name.startswith(start)]
+    return [release for release in names if _RELEASE.match(release) and host.exists(prefix + release)]
 
 
 def _rpm_headers(host):

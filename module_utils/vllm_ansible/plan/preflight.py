@@ -273,13 +273,15 @@ class Preflight:
 
     def _disks(self, spec: Specification) -> None:
         disks = {_text(d.get("mount")): d for d in self.entries("disks")}
-        for path in sorted(spec.disk_bytes):
+        needed: Dict[str, int] = {}
+        for path, size in spec.disk_bytes.items():
             mount = _holding(disks, path)
-            size = _number(disks[mount].get("size_bytes")) if mount else 0
-            if 0 < size < spec.disk_bytes[path]:
-                self.warn("W_DISK_SIZE", "disks.size_bytes", "The file system of {} ({})".format(path, mount),
-                          gib(size), gib(spec.disk_bytes[path]),
-                          "a larger file system for {}".format(path))  # fmt: skip
+            needed[mount] = max(size, needed.get(mount, 0))
+        for mount in sorted(needed):
+            size = _number(disks.get(mount, {}).get("size_bytes"))
+            if 0 < size < needed[mount]:
+                self.warn("W_DISK_SIZE", "disks.size_bytes", "The file system {}".format(mount), gib(size),
+                          gib(needed[mount]), "a larger disk for {}".format(mount))  # fmt: skip
         mount = mount_of(self.hardware, MODELS) or ""
         disk = disks.get(mount, {})
         kind, raid = _text(disk.get("kind")), _text(disk.get("raid"))
@@ -349,8 +351,8 @@ def _check_network(group: Group, context: Context) -> None:
         others = {True: "on", False: "off"}
         Preflight(host, [group], context).refuse(
             "E_NPU_TLS", "hccn.tls", "The TLS switch of the NPUs of one replica differs",
-            "{} on {} of its NPUs, first on NPU {}".format(others[fewer], len(switches[fewer]), device),
-            "{}, as on the other {}".format(others[not fewer], len(switches[not fewer])),
+            "{} for {} of them, first NPU {}".format(others[fewer], len(switches[fewer]), device),
+            "{}, as for the other {}".format(others[not fewer], len(switches[not fewer])),
             "hccn_tool -i {} -tls -s enable {} on this host".format(device, int(not fewer)),
         )  # fmt: skip
 
