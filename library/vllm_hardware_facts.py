@@ -102,8 +102,8 @@ ansible_facts:
         kernel:
           description:
             - Releases as C(uname -r) prints them. C(release), the one that runs; C(default_entry), the one that the
-              boot loader starts next, by its own files or by grubby, null when they do not say or only root may read them;
-              C(installed); C(devel) and C(headers), those there are files for to build modules with (packages
+              boot loader starts next, by its own files or by grubby, null when they do not say or only root may read
+              them; C(installed); C(devel) and C(headers), those there are files for to build modules with (packages
               kernel-devel and kernel-headers, or linux-headers for both).
           type: dict
           returned: always
@@ -130,15 +130,15 @@ ansible_facts:
           description:
             - C(total_bytes), C(available_bytes), C(swap_total_bytes), C(page_size_bytes), C(hugepages) (C(size_bytes),
               C(total), C(free) per size), C(cgroup_limit_bytes), the limit that binds system services, null if none,
-              and C(modules), null without root or dmidecode (C(slots), C(populated); C(channels) and C(populated_channels),
-              null where the slots do not name theirs; C(speed_mtps) of the slowest module).
+              and C(modules), null without root or dmidecode (C(slots), C(populated); C(channels) and
+              C(populated_channels), null where the slots do not name theirs; C(speed_mtps) of the slowest module).
           type: dict
           returned: always
         disks:
           description:
             - Mounted file systems with C(mount), C(device), C(fstype), C(size_bytes), C(available_bytes), C(kind) of
-              the disk below (V(nvme), V(ssd), V(hdd), V(virtual) or null), C(raid) (level of a software array, driver of a
-              RAID controller or null) and C(read_bytes_per_s), null unless O(measure_disks).
+              the disk below (V(nvme), V(ssd), V(hdd), V(virtual) or null), C(raid) (level of a software array, driver
+              of a RAID controller or null) and C(read_bytes_per_s), null unless O(measure_disks).
           type: list
           elements: dict
           returned: always

@@ -27,7 +27,8 @@ def release_of(path):
 
 def natural(text):
     """Return a sort key that puts 4.19.90-9 before 4.19.90-52."""
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"[0-9]{1,20}|[^0-9]+", text)]
+    parts = re.findall(r"([0-9]{1,20})|([^0-9]+)", text)
+    return [(1, int(number), "") if number else (0, 0, other) for number, other in parts]
 
 
 def parse_grubenv(text):
