@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import specifications
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context
-from ansible.module_utils.vllm_ansible.plan.canonical import gib
+from ansible.module_utils.vllm_ansible.plan.canonical import gib, show
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, driver_of, mount_of
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
@@ -47,12 +47,13 @@ class Preflight:
         )
 
     def warn(self, code: str, field: str, what: str, seen: Any, needed: Any, set_to: str) -> None:
+        seen = show(seen) if isinstance(seen, str) else seen
         message = "{}: {}, needed: {}".format(what, seen, needed)
         self.findings.warning(code, message, self.host.name, FACTS + field, seen=seen, needed=needed, set=set_to)
 
     def refuse(self, code: str, field: str, what: str, seen: Any, needed: Any, set_to: str) -> None:
         self.findings.problem(
-            code, "{}: {}, needed: {}".format(what, seen, needed), set_to,
+            code, "{}: {}, needed: {}".format(what, show(seen), needed), set_to,
             host=self.host.name, field=FACTS + field, seen=seen, needed=needed,
         )  # fmt: skip
 
@@ -152,7 +153,7 @@ class Preflight:
         if wrong:
             self.refuse("E_NPU_ACCESS", "davinci.access",
                         "The members of group {} cannot open the device files of NPUs".format(group),
-                        "{owner}:{group} {mode}".format(**wrong[0]), "group {} with mode 0660".format(group),
+                        "{}:{} {}".format(*(wrong[0].get(key) for key in ("owner", "group", "mode"))), "group {} with mode 0660".format(group),
                         "the driver installed for user and group of /etc/ascend_install.info, or no udev rule of "
                         "your own for davinci*")  # fmt: skip
         members = davinci.get("group_members")
@@ -255,7 +256,7 @@ class Preflight:
     def _device_links(self, spec: Specification) -> None:
         numbers = sorted(d.number for d in self.devices if d.healthy and d.number is not None)
         words = {
-            (e.get("a"), e.get("b")): _text(e.get("link"))
+            (_number(e.get("a")), _number(e.get("b"))): _text(e.get("link"))
             for e in self.entries("accelerator_links") if e.get("kind") == self.kind
         }  # fmt: skip
         if not words:

@@ -314,10 +314,11 @@ PLACES = ("kernel", "clock", "davinci", "davinci.access", "davinci.managers", "m
           "accelerators.0.link", "accelerators.0.slot", "accelerators.0.processes", "accelerators.0.compatibility",
           "accelerators.0.used_bytes", "hccn.0.speed_mbps", "nics.0.speed_mbps", "disks.0.kind", "disks.0.raid",
           "disks.0.size_bytes", "cpu.cores", "kernel.devel", "davinci.group_members")  # fmt: skip
+KEYS = ("owner", "group", "mode", "present", "path", "a", "b", "link", "kind", "unit", "memory_bytes", "name")
 BASE = json.dumps(facts())
 
 
-@given(st.sampled_from(PLACES), ANYTHING)
+@given(st.sampled_from(PLACES), ANYTHING | st.lists(st.dictionaries(st.sampled_from(KEYS), ANYTHING), max_size=2))
 @settings(max_examples=80, deadline=None)
 def test_facts_of_any_form_never_make_the_planner_raise(place, value):
     hardware = json.loads(BASE)
