@@ -373,6 +373,8 @@ def vllm_problem_table(problems: Sequence[Mapping[str, Any]]) -> str:
         lines += ["  " + line for line in wrap(problem["message"], COLUMNS - 2)]
         if problem.get("seen") is not None:
             lines.append(f"  seen: {cut(str(problem['seen']), COLUMNS - 8)}")
+        if problem.get("needed") is not None:
+            lines.append(f"  need: {cut(str(problem['needed']), COLUMNS - 8)}")
         first, *rest = wrap(problem["set"], COLUMNS - 8)
         lines += [f"  set:  {first}", *(" " * 8 + line for line in rest)]
     return "\n".join(lines)

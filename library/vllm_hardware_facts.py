@@ -99,6 +99,20 @@ ansible_facts:
               the module), C(init) (name of process 1), C(systemd) (a number), C(virtualization) (null on bare metal).
           type: dict
           returned: always
+        kernel:
+          description:
+            - Releases as C(uname -r) prints them. C(release), the one that runs; C(default_entry), the one that the
+              boot loader starts next, by its own files or by grubby, null when they do not say or only root may read
+              them; C(installed); C(devel) and C(headers), those there are files for to build modules with (packages
+              kernel-devel and kernel-headers, or linux-headers for both).
+          type: dict
+          returned: always
+        clock:
+          description:
+            - C(synchronised), null when nothing says it, and C(source), the time service that runs (V(chrony), V(ntpd),
+              V(systemd-timesyncd)) or null.
+          type: dict
+          returned: always
         cpu:
           description:
             - C(vendor), C(model); C(sockets), C(cores) and C(threads) of the whole machine, online ones only;
@@ -115,13 +129,16 @@ ansible_facts:
         memory:
           description:
             - C(total_bytes), C(available_bytes), C(swap_total_bytes), C(page_size_bytes), C(hugepages) (C(size_bytes),
-              C(total), C(free) per size) and C(cgroup_limit_bytes), the limit that binds system services, null if none.
+              C(total), C(free) per size), C(cgroup_limit_bytes), the limit that binds system services, null if none,
+              and C(modules), null without root or dmidecode (C(slots), C(populated); C(channels) and
+              C(populated_channels), null where the slots do not name theirs; C(speed_mtps) of the slowest module).
           type: dict
           returned: always
         disks:
           description:
-            - Mounted file systems with C(mount), C(device), C(fstype), C(size_bytes), C(available_bytes) and
-              C(read_bytes_per_s), null unless O(measure_disks).
+            - Mounted file systems with C(mount), C(device), C(fstype), C(size_bytes), C(available_bytes), C(kind) of
+              the disk below (V(nvme), V(ssd), V(hdd), V(virtual) or null), C(raid) (level of a software array, driver
+              of a RAID controller or null) and C(read_bytes_per_s), null unless O(measure_disks).
           type: list
           elements: dict
           returned: always
@@ -174,6 +191,11 @@ ansible_facts:
                   and C(max_width) of the device. An idle GPU runs its link slower than it can.
               type: dict
               returned: always
+            slot:
+              description:
+                - C(max_speed_gts) and C(max_width) of the port that the device is plugged into, null when unknown.
+              type: dict
+              returned: always
             numa_node:
               description: Node of the device; from its CPUs when the firmware names none.
               type: int
@@ -222,6 +244,17 @@ ansible_facts:
               description: Driver that runs the device; C(firmware) of NPUs.
               type: str
               returned: always
+            compatibility:
+              description: What npu-smi says of driver and firmware of an NPU, V(OK) when they match; null otherwise.
+              type: str
+              returned: always
+            processes:
+              description:
+                - Processes on an NPU by npu-smi, each with C(pid), C(name) (cut by the tool), C(memory_bytes) and the
+                  systemd C(unit) it belongs to; null where no tool said it.
+              type: list
+              elements: dict
+              returned: always
             mig:
               description: Whether a GPU is in MIG mode; null where it has none.
               type: bool
@@ -244,10 +277,18 @@ ansible_facts:
         hccn:
           description:
             - RoCE ports inside NPUs, with the NPU's C(index), C(device) (the number hccn_tool and C(/etc/hccn.conf)
-              use), C(address), C(netmask), C(gateway), C(link) (V(UP), V(DOWN)), C(health) (only V(Success) is good)
-              and C(tls).
+              use), C(address), C(netmask), C(gateway), C(link) (V(UP), V(DOWN)), C(health) (only V(Success) is good),
+              C(tls) and C(speed_mbps).
           type: list
           elements: dict
+          returned: always
+        davinci:
+          description:
+            - Device files of NPUs. C(devices), the C(/dev/davinciN) there are; C(access), each C(owner), C(group) and
+              C(mode) that occurs among them; C(managers), with C(path), C(present) and the same; C(ascend_user),
+              C(ascend_group) and C(for_all) (usable by everyone) of C(/etc/ascend_install.info); C(group_members) of
+              that group; C(pci_count), the NPUs on the bus.
+          type: dict
           returned: always
         rdma:
           description:
@@ -286,7 +327,8 @@ ansible_facts:
               C(W_PATH), C(W_IP_TOOL), C(W_NO_DEFAULT_ADDRESS), C(W_NOT_ROOT)."
             - "Tools: C(W_TOOL_HANGS) (did not answer in time), C(W_TIME) (the time for all tools is used up),
               C(W_DISK_SPEED) (a disk that cannot be measured)."
-            - "NPUs: C(W_NPU_TOOL) (no npu-smi), C(W_NPU_DRIVER) (npu-smi cannot talk to the driver), C(W_NPU_LOST) (on
+            - "NPUs: C(W_NPU_TOOL) (no npu-smi), C(W_NPU_DRIVER) (npu-smi cannot talk to the driver),
+              C(W_NPU_NOT_ROOT) (npu-smi was asked by an ordinary user, who gets no answer), C(W_NPU_LOST) (on
               the bus and not in npu-smi), C(W_NPU_COUNT) (npu-smi contradicts itself or the bus), C(W_NPU_SICK),
               C(W_NPU_FIRMWARE) (does not match the driver), C(W_NPU_REBOOT) (another driver runs than is installed),
               C(W_HCCN_TOOL) (no hccn_tool)."

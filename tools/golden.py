@@ -49,6 +49,7 @@ CATALOGUE = {
     "devices": ("devices",),
     "platforms": ("platforms",),
     "tuning": ("tuning",),
+    "specifications": ("specifications",),
 }  # part -> the files of the role that hold it, each with one variable named after it
 
 

@@ -5,6 +5,7 @@ A machine is a directory::
 
     machine.json   {"provenance": "recorded" | "reconstructed", "sources": […], "system": {…}, "usage": {path: {…}},
                     "real_paths": {path: path}, "existing": [path, …], "links": {path: target},
+                    "access": {path: {"owner", "group", "mode"}},
                     "read_bytes_per_s": {device: number}, "hardware": {…} (reconstructed machines only)}
     root/…         files the probes read: all of a recorded machine, the vendors' own of a reconstructed one
     commands/*.txt per command "$ argv", "rc N", then what the tool printed; after a line "--- stderr" its errors
@@ -53,7 +54,7 @@ class ReplayHost:
 
     def list_directory(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        known = [*self.files, *self.links]
+        known = [*self.files, *self.links, *self.machine.get("access", ()), *self.machine.get("existing", ())]
         return sorted({name[len(prefix) :].split("/")[0] for name in known if name.startswith(prefix)})
 
     def read_link(self, path: str) -> str | None:
@@ -61,6 +62,9 @@ class ReplayHost:
 
     def exists(self, path: str) -> bool:
         return path in self.machine.get("existing", ()) or path in self.files or bool(self.list_directory(path))
+
+    def access(self, path: str) -> dict[str, str] | None:
+        return self.machine.get("access", {}).get(path)
 
     def real_path(self, path: str) -> str:
         return self.machine.get("real_paths", {}).get(path, path)
@@ -177,6 +181,12 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
             for name, (speed, width) in zip(("current", "max"), function["link"], strict=True):
                 files[f"{directory}/{name}_link_speed"] = f"{speed} GT/s PCIe\n"
                 files[f"{directory}/{name}_link_width"] = f"{width}\n"
+        if "slot" in function:
+            port = f"{function['address'][:5]}{int(function['address'][5:7], 16) - 1:02x}:1f.0"
+            links[directory] = f"../../../devices/pci0000:00/{port}/{function['address']}"
+            for name, value in zip(("speed", "width"), function["slot"], strict=True):
+                files[f"/sys/bus/pci/devices/{port}/max_link_{name}"] = f"{value}\n"
+    files.update(kernel_files(hardware["os_release"]["NAME"], hardware.get("kernels", {})))
     routes = ["Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"]
     for nic in hardware["nics"]:
         directory = f"/sys/class/net/{nic['name']}"
@@ -205,6 +215,29 @@ def reconstruct(hardware: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     files["/proc/1001/comm"] = "sshd\n"
     files["/proc/1001/cgroup"] = "1:name=systemd:/system.slice/sshd.service\n"
     return files, links
+
+
+def kernel_files(system: str, kernels: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files of installed kernels on an rpm system and GRUB's menu of them, the default one saved by title.
+
+    Args:
+        kernels: {"installed": [release, …], "devel": [release, …], "default": release}.
+    """
+    files = {}
+    for release in kernels.get("installed", ()):
+        files[f"/lib/modules/{release}/modules.order"] = ""
+        files[f"/boot/vmlinuz-{release}"] = ""
+    for release in kernels.get("devel", ()):
+        files[f"/usr/src/kernels/{release}/Makefile"] = ""
+    if kernels:
+        files["/var/lib/rpm/Packages"] = ""
+        files["/boot/grub2/grubenv"] = f"# GRUB Environment Block\nsaved_entry={system} ({kernels['default']})\n####"
+        files["/boot/grub2/grub.cfg"] = 'set default="${saved_entry}"\n' + "".join(
+            f"menuentry '{system} ({release})' --class gnu-linux $menuentry_id_option 'gnulinux-{release}' {{\n"
+            f"\tlinux\t/vmlinuz-{release} root=/dev/mapper/root ro\n}}\n"
+            for release in kernels["installed"]
+        )
+    return files
 
 
 def machine_facts(directory: Path) -> str:

@@ -28,7 +28,7 @@ _EUI64 = re.compile(r"\b[0-9a-f]{1,4}:[0-9a-f]{0,2}ff:fe[0-9a-f]{2}:[0-9a-f]{1,4
 _UUID = re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 # A link-local GID holds the port's own number.
 _GID = re.compile(r"\bfe80(?::[0-9a-f]{4}){7}\b")
-_SERIAL = re.compile(r"^(\s*(?:Serial Number|[VN]Die ID)\s*: ).*$", re.MULTILINE)
+_SERIAL = re.compile(r"^(\s*(?:Serial Number|Asset Tag|[VN]Die ID)\s*: ).*$", re.MULTILINE)
 _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
 
 
@@ -39,6 +39,7 @@ class Recorder:
         self._host = host
         self.files, self.links, self.commands = {}, {}, {}
         self.usages, self.real_paths, self.existing, self.read_speeds = {}, {}, set(), {}
+        self.accesses = {}
 
     def read(self, path):
         text = self._host.read(path)
@@ -60,6 +61,12 @@ class Recorder:
         if found:
             self.existing.add(path)
         return found
+
+    def access(self, path):
+        access = self._host.access(path)
+        if access is not None:
+            self.accesses[path] = access
+        return access
 
     def real_path(self, path):
         real = self._host.real_path(path)
@@ -168,6 +175,7 @@ def write_machine(directory, recorder, redact, sources, storage):
         "usage": recorder.usages,
         "real_paths": recorder.real_paths,
         "existing": sorted(recorder.existing),
+        "access": recorder.accesses,
         "read_bytes_per_s": recorder.read_speeds,
         "links": links,
     }

@@ -6,8 +6,11 @@ Everything that describes hardware or a running unit reads through a :class:`Hos
 """
 
 import contextlib
+import grp
 import mmap
 import os
+import pwd
+import stat
 import sys
 import tempfile
 import threading
@@ -60,6 +63,19 @@ class Host:
     def exists(self, path):
         """Tell whether a path exists (a dangling link does not)."""
         return os.path.exists(path)
+
+    def access(self, path):
+        """Return {"owner", "group", "mode"} of a path ("root", "video", "0660"), or None when there is none."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        names = {"owner": str(status.st_uid), "group": str(status.st_gid)}
+        with contextlib.suppress(KeyError):  # a number without a name stays a number
+            names["owner"] = pwd.getpwuid(status.st_uid).pw_name
+        with contextlib.suppress(KeyError):
+            names["group"] = grp.getgrgid(status.st_gid).gr_name
+        return dict(names, mode=f"{stat.S_IMODE(status.st_mode):04o}")
 
     def real_path(self, path):
         """Return the path with every link resolved; parts that do not exist stay as they are."""

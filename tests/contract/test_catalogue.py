@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible.plan import catalogue as catalogue_code
-from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, tuning, versions
+from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, specifications, tuning, versions
 
 from tools import golden
 
@@ -27,6 +27,7 @@ FIELDS = {
     "devices": devices.DEVICE_KEYS,
     "platforms": platforms.PLATFORM_KEYS,
     "tuning": tuning.TUNING_KEYS,
+    "specifications": specifications.SPECIFICATION_KEYS,
     "models": frozenset(models.Model._fields) - {"name", "shape"} | {"sources", "unverified"},
 }
 # What an entry is called and how this project marks it needs no source; `plugin` is sourced with its version.
@@ -38,6 +39,7 @@ NO_SOURCE = {
     "devices": {"backend", "family", "models", "because", "unverified", "sources"},
     "platforms": {"os", "version", "label", "unverified", "sources"},
     "tuning": {"families", "architectures", "priority", "unverified", "sources"},
+    "specifications": {"families", "link", "cpu_models", "architectures", "unverified", "sources"},
     "models": {
         "architecture", "weights", "license", "dtype", "size_bytes", "convert", "source", "unverified", "sources",
     },
@@ -100,6 +102,10 @@ def test_a_schema_knows_the_fields_that_are_read(part):
         ("models", "deepseek-r1", ("config",), {}),
         ("models", "smollm2-135m-instruct", ("size_bytes",), 0),
         ("tuning", "nvidia", ("sysctl",), {"vm.swappiness": 0}),
+        ("specifications", "atlas-a2", ("pcie_width",), 12),
+        ("specifications", "atlas-a2", ("cpu_models",), ["Kunpeng-920"]),
+        ("specifications", "kunpeng-920", ("families",), ["a4"]),
+        ("specifications", "atlas-a3", ("weights_disks",), ["tape"]),
     ],
 )
 def test_a_schema_refuses_what_is_wrong(part, name, path, value):

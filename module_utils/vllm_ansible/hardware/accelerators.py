@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerators: PCI says which are there, the vendor's tool adds what only the driver knows."""
 
+from typing import Any, Dict, List, Tuple
+
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, read_cpulist
 from ansible.module_utils.vllm_ansible.hardware import hccn, npu_smi, nvidia_smi, pci, topology
+from ansible.module_utils.vllm_ansible.hardware.cgroup import unit_of
 from ansible.module_utils.vllm_ansible.hardware.software import (
     NVIDIA_MODULE,
     ascend_root,
@@ -60,6 +63,7 @@ def _entry(host, kind, vendor, address, function):
         "device_id": f"{function['vendor']}:{function['device']}",
         "subsystem": function["subsystem"],
         "link": pci.link(host, address),
+        "slot": pci.slot(host, address),
         "numa_node": pci.numa_node(host, address),
         "cpus": pci.near_cpus(host, address),
         "index": None,
@@ -75,6 +79,8 @@ def _entry(host, kind, vendor, address, function):
         "problems": [],
         "driver": None,
         "firmware": None,
+        "compatibility": None,
+        "processes": None,
         "mig": None,
         "ecc_uncorrected": None,
     }
@@ -112,12 +118,17 @@ def _enrich_npus(host, npus, warn):
     info = npu_smi.parse_info(output)
     if not info["chips"]:
         reason = word(output + error) or f"exit status {code}"
-        if npu_smi.NO_DRIVER in reason and host.system()["euid"] != 0:
-            reason += " (an ordinary user gets this on a healthy machine too: use become)"
-        warn("W_NPU_DRIVER", f"npu-smi cannot read the NPUs: {_short(reason)}")
+        if host.system()["euid"] != 0:
+            warn(
+                "W_NPU_NOT_ROOT",
+                f"npu-smi tells an ordinary user nothing, also on a healthy machine: use become ({_short(reason)})",
+            )
+        else:
+            warn("W_NPU_DRIVER", f"npu-smi cannot read the NPUs: {_short(reason)}")
         return npus, [], []
     mapping = {(chip["npu"], chip["chip"]): chip for chip in npu_smi.parse_mapping(ask("-m")[1])}
     chips = info["chips"]
+    processes = _processes(host, output)
     single = len({chip["npu"] for chip in chips}) == len(chips)
     for chip in chips:
         known = mapping.get((chip["npu"], chip["chip"]), {})
@@ -137,6 +148,8 @@ def _enrich_npus(host, npus, warn):
             warn("W_NPU_COUNT", f"npu-smi lists NPU {chip['npu']} at {chip['pci']}, where PCI has none")
             continue
         entries.append(_npu(function, chip, board, board["driver"] or info["version"] or version))
+        if processes is not None:
+            entries[-1]["processes"] = processes.get((chip["npu"], chip["chip"]), [])
         _examine(entries[-1], ask)
     for entry in npus:
         if entry["pci"] not in {other["pci"] for other in entries}:
@@ -171,7 +184,21 @@ def _npu(function, chip, board, driver):
         problems=[],
         driver=driver,
         firmware=board["firmware"],
+        compatibility=board["compatibility"],
     )
+
+
+def _processes(host, output):
+    """Return {(NPU, chip): its processes} of ``npu-smi info``, or None when it shows no table of them."""
+    table = npu_smi.parse_processes(output)
+    if table is None:
+        return None
+    found: Dict[Tuple[int, int], List[Dict[str, Any]]] = {}
+    for row in table:
+        unit = unit_of(host.read(f"/proc/{row['pid']}/cgroup"))
+        entry = {"pid": row["pid"], "name": row["name"], "memory_bytes": row["memory_bytes"], "unit": unit}
+        found.setdefault((row["npu"], row["chip"]), []).append(entry)
+    return found
 
 
 def _examine(entry, ask):

@@ -8,7 +8,10 @@ One file per source. Each has pure ``parseâ€¦(text)`` functions, and a ``gatherâ
 from ansible.module_utils.vllm_ansible.hardware import (
     accelerators,
     bounded,
+    clock,
     cpu,
+    davinci,
+    kernel,
     listeners,
     memory,
     network,
@@ -42,10 +45,13 @@ def gather_hardware(host, paths=(), measure_disks=False):
     system = host.system()
     nodes = memory.gather_nodes(host, warn)
     nics, default_address = network.gather_network(host, warn)
+    devices = accelerators.gather_accelerators(host, nodes, warn)
     facts = {
         "schema": SCHEMA,
         "architecture": system["machine"],
         "os": operating_system.gather_os(host, warn),
+        "kernel": kernel.gather_kernel(host),
+        "clock": clock.gather_clock(host),
         "cpu": cpu.gather_cpu(host, warn),
         "numa": {"nodes": nodes},
         "memory": memory.gather_memory(host, warn),
@@ -55,7 +61,8 @@ def gather_hardware(host, paths=(), measure_disks=False):
         "default_address": default_address,
         "listeners": listeners.gather_listeners(host, warn),
         "rdma": rdma.gather_rdma(host),
-        **accelerators.gather_accelerators(host, nodes, warn),
+        **devices,
+        "davinci": davinci.gather_davinci(host, devices["accelerators"]),
         "software": software.gather_software(host),
     }
     facts["warnings"] = sorted(warnings, key=lambda entry: (entry["code"], entry["message"]))

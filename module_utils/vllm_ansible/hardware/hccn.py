@@ -9,7 +9,7 @@ from ansible.module_utils.vllm_ansible.hardware.values import named_values, word
 
 TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 CONFIGURATION = "/etc/hccn.conf"
-QUESTIONS = ("ip", "gateway", "link", "net_health", "tls")
+QUESTIONS = ("ip", "gateway", "link", "net_health", "tls", "speed")
 
 # PCI device ids of the NPUs that have such ports: A1, A2, A3.
 DEVICES = frozenset(("19e5:d801", "19e5:d802", "19e5:d803"))
@@ -43,6 +43,12 @@ def parse_tls(text):
     """Parse ``-tls -g``: whether connections are encrypted, or None."""
     match = re.search(r"tls switch\[([01])\]", text or "")
     return match.group(1) == "1" if match else None
+
+
+def parse_speed(text):
+    """Parse ``-speed -g``: megabits per second, or None."""
+    match = re.search(r"Speed:[ \t]*([0-9]{1,9})[ \t]*Mb/s", text or "")
+    return int(match.group(1)) if match else None
 
 
 def parse_configuration(text):
@@ -82,6 +88,7 @@ def gather_hccn(host, accelerators, environment, warn):
         port["link"] = parse_link(answers.get("link"))
         port["health"] = parse_health(answers.get("net_health"))
         port["tls"] = parse_tls(answers.get("tls"))
+        port["speed_mbps"] = parse_speed(answers.get("speed"))
         ports.append(port)
     return ports
 

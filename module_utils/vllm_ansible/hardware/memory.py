@@ -6,13 +6,16 @@ import re
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, read_cpulist
 from ansible.module_utils.vllm_ansible.hardware.cgroup import service_values
 from ansible.module_utils.vllm_ansible.hardware.cpu import online_cpus
-from ansible.module_utils.vllm_ansible.hardware.values import integer
+from ansible.module_utils.vllm_ansible.hardware.values import integer, named_values
 
 SYSFS_NODES = "/sys/devices/system/node"
 SYSFS_HUGEPAGES = "/sys/kernel/mm/hugepages"
 
 # cgroup v1 writes "no limit" as the largest number of whole pages; no host has a PiB.
 _NO_LIMIT = 1 << 50
+
+# The channel in a slot's Bank Locator: "SOCKET 0 CHANNEL 1 DIMM 0", "_Node0_Channel1_Dimm0", "P0 CHANNEL A".
+_CHANNEL = re.compile(r"(.*?)CHANNEL[ _]?([0-9A-Z])", re.IGNORECASE)
 
 
 def parse_meminfo(text):
@@ -50,6 +53,50 @@ def gather_memory(host, warn):
         "page_size_bytes": host.system()["page_size"],
         "hugepages": sorted(hugepages, key=lambda entry: entry["size_bytes"]),
         "cgroup_limit_bytes": min(limits) if limits else None,
+        "modules": _modules(host),
+    }
+
+
+def _modules(host):
+    """Return the ``memory.modules`` facts; None without root, without the tool and on most virtual hosts."""
+    answer = host.run(["dmidecode", "-t", "17"]) if host.system()["euid"] == 0 else None
+    return parse_modules(answer[1]) if answer is not None and answer[0] == 0 else None
+
+
+def parse_modules(text):
+    """Parse ``dmidecode -t 17``.
+
+    Returns:
+        {"slots", "populated", "channels", "populated_channels", "speed_mtps"}, or None without any slot. Channels are
+        None where the slots' locators do not name them (``SOCKET 0 CHANNEL 1 DIMM 0``); the speed, in mega-transfers
+        per second, is that of the slowest module.
+    """
+    slots = populated = 0
+    channels, filled, speeds = set(), set(), []
+    for block in re.split(r"^Memory Device[ \t]*$", text or "", flags=re.MULTILINE)[1:]:
+        values = named_values(block)
+        if "Size" not in values:
+            continue
+        slots += 1
+        match = _CHANNEL.search(values.get("Bank Locator", "")[:100])
+        channel = (match.group(1).strip(" _").upper(), match.group(2).upper()) if match else None
+        channels.add(channel)
+        if re.match(r"[1-9]", values["Size"]):
+            populated += 1
+            filled.add(channel)
+            speed = re.match(
+                r"([0-9]{2,6}) MT/s", values.get("Configured Memory Speed", values.get("Configured Clock Speed", ""))
+            )
+            speeds += [int(speed.group(1))] if speed else []
+    if not slots:
+        return None
+    named = None not in channels
+    return {
+        "slots": slots,
+        "populated": populated,
+        "channels": len(channels) if named else None,
+        "populated_channels": len(filled) if named else None,
+        "speed_mtps": min(speeds) if speeds else None,
     }
 
 

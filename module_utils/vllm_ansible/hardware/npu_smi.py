@@ -5,7 +5,7 @@ import re
 from typing import Dict, Optional
 
 from ansible.module_utils.vllm_ansible.hardware.pci import normalise_address
-from ansible.module_utils.vllm_ansible.hardware.values import count, known, named_values
+from ansible.module_utils.vllm_ansible.hardware.values import count, known, named_values, word
 
 # What every npu-smi says when it cannot talk to the driver, also to an ordinary user of a healthy machine.
 NO_DRIVER = "dcmi module initialize failed"
@@ -46,6 +46,30 @@ def parse_info(text):
                 seen.add((entry["npu"], entry["chip"]))
                 chips.append(entry)
     return {"version": version.group(1) if version else None, "chips": chips}
+
+
+def parse_processes(text):
+    """Parse the table of processes below ``npu-smi info``.
+
+    Returns:
+        [{"npu", "chip", "pid", "name", "memory_bytes"}], or None when there is no such table.
+    """
+    processes, header = [], None
+    for line in (text or "").splitlines():
+        cells = [cell.strip() for cell in line.strip()[1:].rstrip("|").split("|")]
+        if not line.startswith("|"):
+            continue
+        if "Process id" in cells:
+            header = cells
+        elif header and len(cells) == len(header):
+            row = dict(zip(header, cells), **_row([_titles(header[:1])[0]], cells[:1]))
+            npu, chip = count(row.get("NPU", row.get("NPU ID"))), count(row.get("Chip", "0"))
+            pid, mebibytes = count(row.get("Process id")), count(row.get("Process memory(MB)"))
+            if npu is not None and chip is not None and pid is not None:
+                memory = mebibytes * _MIB if mebibytes is not None else None
+                name = word(row.get("Process name"))
+                processes.append({"npu": npu, "chip": chip, "pid": pid, "name": name, "memory_bytes": memory})
+    return processes if header else None
 
 
 def parse_mapping(text):

@@ -73,6 +73,13 @@ def near_cpus(host, address):
     return format_cpulist(read_cpulist(host.read(f"{SYSFS}/{address}/local_cpulist")) or ()) or None
 
 
+def slot(host, address):
+    """Return {"max_speed_gts", "max_width"} of the port that a PCI function is plugged into, or None when unknown."""
+    found = re.findall(r"(?<=/)" + _FUNCTION + r"(?=/|\Z)", host.read_link(f"{SYSFS}/{address}") or "")
+    values = link(host, found[-2]) if len(found) > 1 else None
+    return {name: values[name] for name in ("max_speed_gts", "max_width")} if values is not None else None
+
+
 def link(host, address):
     """Return {"speed_gts", "width", "max_speed_gts", "max_width"} of a PCI function's link, or None without a link.
 

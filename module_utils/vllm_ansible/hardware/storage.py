@@ -4,6 +4,13 @@
 import posixpath
 import re
 import time
+from typing import Optional, Set
+
+from ansible.module_utils.vllm_ansible.hardware.values import word
+
+BLOCK = "/sys/class/block"
+# Drivers of controllers that show arrays as if they were disks.
+RAID_DRIVERS = ("megaraid_sas", "hpsa", "smartpqi", "aacraid", "arcmsr", "hiraid")
 
 # File systems that hold no operator's data. Anything else (ext4, xfs, zfs, nfs, lustre, fuse.*, …) may.
 _PSEUDO = [
@@ -68,6 +75,7 @@ def gather_disks(host, measure, warn):
         usage = host.usage(mount["mount"])
         if usage is not None:
             entry = {"mount": mount["mount"], "device": mount["device"], "fstype": mount["fstype"]}
+            entry.update(gather_kind(host, mount["device"]))
             disks[mount["number"]] = dict(entry, read_bytes_per_s=None, **usage)
     if measure:
         _measure(host, disks.values(), warn)
@@ -112,3 +120,50 @@ def gather_paths(host, paths, warn):
 def _unescape(text):
     """Undo the kernel's octal escapes (blank, tab, newline, backslash)."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def parse_block_name(device):
+    """Return the name in /sys/class/block of a device file (``/dev/sda3``), or None for what is none."""
+    match = re.match(r"/dev/(?:[\w.-]+/)*([\w.-]{1,64})\Z", device or "", re.ASCII)
+    return match.group(1) if match else None
+
+
+def gather_kind(host, device):
+    """Return {"kind", "raid"} of a block device.
+
+    ``kind``: nvme, ssd, hdd or virtual, the slowest where several lie below, or None. ``raid``: the level of a software
+    array (``raid1``), the driver of a RAID controller (``megaraid_sas``), which hides what its disks are, or None.
+    """
+    kinds, arrays = set(), set()
+    waiting = [parse_block_name(host.real_path(device))] if device.startswith("/dev/") else []
+    seen: Set[Optional[str]] = set()
+    while waiting and len(seen) < 64:
+        name = waiting.pop()
+        directory = f"{BLOCK}/{name}"
+        if name is None or name in seen:
+            continue
+        seen.add(name)
+        link = host.read_link(directory) or ""
+        if host.exists(directory + "/partition"):
+            waiting.append(link.rstrip("/").split("/")[-2] if link.count("/") else None)
+            continue
+        level = word(host.read(directory + "/md/level"))
+        if level is not None:
+            arrays.add(level)
+        below = host.list_directory(directory + "/slaves")
+        waiting += below
+        if below:
+            continue
+        scsi = re.search(r"/host([0-9]{1,5})/", link)
+        driver = word(host.read(f"/sys/class/scsi_host/host{scsi.group(1)}/proc_name")) if scsi else None
+        if driver in RAID_DRIVERS:
+            arrays.add(driver)
+        rotational = word(host.read(directory + "/queue/rotational"))
+        if re.match(r"nvme[0-9]", name):
+            kinds.add("nvme")
+        elif re.match(r"x?vd[a-z]", name):
+            kinds.add("virtual")
+        elif rotational in ("0", "1"):
+            kinds.add("hdd" if rotational == "1" else "ssd")
+    slowest = [kind for kind in ("hdd", "virtual", "ssd", "nvme") if kind in kinds]
+    return {"kind": slowest[0] if slowest else None, "raid": ", ".join(sorted(arrays)) or None}

@@ -11,6 +11,7 @@ from ansible.module_utils.vllm_ansible.plan.devices import FAMILIES, QUANTISATIO
 from ansible.module_utils.vllm_ansible.plan.models import Model, read_model
 from ansible.module_utils.vllm_ansible.plan.platforms import Platform, read_platform
 from ansible.module_utils.vllm_ansible.plan.reader import Reader
+from ansible.module_utils.vllm_ansible.plan.specifications import Specification, read_specification
 from ansible.module_utils.vllm_ansible.plan.tuning import Tuning, read_tuning
 
 DEVICE_MEMORY = ("context_bytes", "graph_bytes", "comm_bytes")
@@ -104,6 +105,7 @@ class Catalogue(NamedTuple):
     devices: Devices = Devices()
     platforms: Tuple[Platform, ...] = ()
     tuning: Tuple[Tuning, ...] = ()
+    specifications: Tuple[Specification, ...] = ()
 
 
 def read_row(name: str, entry: Reader) -> Row:
@@ -228,6 +230,7 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
     devices: Dict[str, Device] = each(catalogue.mapping("devices"), read_device)
     platforms = each(catalogue.mapping("platforms"), read_platform)
     tuning = each(catalogue.mapping("tuning"), read_tuning)
+    specifications = each(catalogue.mapping("specifications"), read_specification)
     own = Reader({} if own_models is None else own_models, "engine_models", complain_as("E_MODEL_INVALID"))
     models.update(each(own, read_model))
     return Catalogue(
@@ -236,6 +239,7 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
         Devices(list(devices.values())),
         tuple(platforms.values()),
         tuple(tuning.values()),
+        tuple(specifications.values()),
     )
 
 

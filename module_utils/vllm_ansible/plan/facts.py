@@ -92,6 +92,7 @@ class Hardware(NamedTuple):
     drivers: Tuple[Tuple[str, str], ...] = ()
     ports: Tuple[Port, ...] = ()
     fabric_manager: Optional[Tuple[str, bool]] = None
+    raw: Any = None
 
 
 def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]:
@@ -150,6 +151,7 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
             for p in facts.readers("hccn")
         ),
         fabric_manager=_fabric_manager(facts),
+        raw=facts.raw,
     )
     if not cpus and not bad:
         complain("vllm_hardware.cpu.allowed", cpu.raw.get("allowed"), "a list with at least one online CPU")

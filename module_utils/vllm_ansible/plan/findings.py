@@ -24,11 +24,13 @@ class Findings:
         field: Optional[str] = None,
         seen: Any = None,
         also: int = 0,
+        needed: Any = None,
     ) -> None:
         """Record that no valid plan exists.
 
         `message` says what is wrong, `set_to` what to change, `seen` the value found, `also` on how many hosts
-        besides `host` it is the same. What a field with the name of a secret holds is not kept.
+        besides `host` it is the same, `needed` the value it has to be. What a field with the name of a secret holds is
+        not kept.
         """
         assert code in codes.PROBLEMS, code
         if field is not None and SECRET_NAME.search(field):
@@ -43,12 +45,19 @@ class Findings:
             "set": set_to,
             "message": message,
         }
+        if needed is not None:
+            entry["needed"] = needed
         self._problems[canonical_json(entry)] = entry
 
-    def warning(self, code: str, message: str, host: Optional[str] = None, field: Optional[str] = None) -> None:
-        """Record something the operator should know; the plan stays valid."""
+    def warning(
+        self, code: str, message: str, host: Optional[str] = None, field: Optional[str] = None, **values: Any
+    ) -> None:
+        """Record something the operator should know; the plan stays valid.
+
+        `values` go into the warning as they are: ``seen``, ``needed`` and ``set``, where a value can be compared.
+        """
         assert code in codes.WARNINGS, code
-        entry = {"code": code, "host": host, "field": field, "message": message}
+        entry = dict(values, code=code, host=host, field=field, message=message)
         self._warnings[canonical_json(entry)] = entry
 
     def decide(

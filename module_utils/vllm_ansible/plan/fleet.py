@@ -20,6 +20,7 @@ from ansible.module_utils.vllm_ansible.plan.intake import (
     read_pools,
 )
 from ansible.module_utils.vllm_ansible.plan.ports import assign_ports, check_reserved
+from ansible.module_utils.vllm_ansible.plan.preflight import check_hosts
 from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest
 from ansible.module_utils.vllm_ansible.plan.settings import apply_extras
 from ansible.module_utils.vllm_ansible.plan.storage import check_space
@@ -93,6 +94,7 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
             _plan_group(group, context)
     networks = read_networks(inputs.networks, findings)
     placed = _place(on_host, hosts, context)
+    check_hosts(on_host, hosts, context)
     builds = plan_builds([g for g in groups if not g.failed], hosts, inputs.overrides, findings)
     return assemble(on_host, hosts, placed, builds, networks, findings)
 

@@ -9,6 +9,7 @@ from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, read_cat
 from ansible.module_utils.vllm_ansible.plan.facts import read_hardware
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Host
+from ansible.module_utils.vllm_ansible.plan.preflight import SAID_HERE
 from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest, read_claims
 
 
@@ -123,7 +124,8 @@ def read_facts(hosts: Dict[str, Host], raw: Dict[str, Any], claims: List[Claim],
                 seen=host.address or None,
             )
         for code, message in host.hardware.warnings:
-            findings.warning("W_HARDWARE", "{} ({})".format(message, code), host.name, "vllm_hardware.warnings")
+            if not host.engine or code not in SAID_HERE:
+                findings.warning("W_HARDWARE", "{} ({})".format(message, code), host.name, "vllm_hardware.warnings")
     _find_twins(hosts, raw, findings)
 
 

@@ -45,7 +45,8 @@ def check_space(host: Host, groups: List[Group], findings: Findings) -> None:
                 "free {} on {}, or mount a larger disk there".format(gib(total - free), mount),
                 host=host.name,
                 field="vllm_hardware.disks",
-                seen=free,
+                seen="{} free".format(gib(free)),
+                needed="{} free".format(gib(total)),
             )
 
 

@@ -255,6 +255,11 @@ def test_problems_say_where_what_and_what_to_set():
     assert max(vllm_present.width(line) for line in text.splitlines()) <= vllm_present.COLUMNS
 
 
+def test_a_problem_shows_the_needed_value_where_there_is_one():
+    text = vllm_present.vllm_problem_table(planned("port-and-disk-taken")["problems"])
+    assert "  seen: 0.9 GiB free\n  need: 2.2 GiB free\n  set:  free" in text
+
+
 def test_reasons_are_those_of_the_host():
     plan = planned("cpu-demo")
     text = vllm_present.vllm_explain_table(plan, "cpu01")

@@ -35,6 +35,23 @@ def test_what_is_missing_is_none_or_empty(tmp_path):
     assert not host.exists(missing)
 
 
+def test_owner_group_and_mode_of_a_path(tmp_path, monkeypatch):
+    path = tmp_path / "device"
+    path.write_text("")
+    path.chmod(0o640)
+    found = Host().access(str(path))
+    assert found == {"owner": path.owner(), "group": path.group(), "mode": "0640"}
+
+    def nameless(_number):
+        raise KeyError
+
+    monkeypatch.setattr(host_module.pwd, "getpwuid", nameless)
+    monkeypatch.setattr(host_module.grp, "getgrgid", nameless)
+    found = Host().access(str(path))
+    assert (found["owner"], found["group"]) == (str(path.stat().st_uid), str(path.stat().st_gid))
+    assert Host().access(str(tmp_path / "none")) is None
+
+
 def test_bytes_that_are_no_text_are_replaced(tmp_path):
     (tmp_path / "file").write_bytes(b"a\xffb")
     assert Host().read(str(tmp_path / "file")) == "a\ufffdb"

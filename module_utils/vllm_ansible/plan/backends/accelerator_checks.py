@@ -6,7 +6,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
-from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
@@ -114,8 +113,9 @@ def _name_is_clear(
 
 
 def _which(devices: Sequence[Accelerator]) -> str:
-    numbers = [str(d.number) for d in devices if d.number is not None]
-    return "device " + ", ".join(numbers) if numbers else "{} device(s)".format(len(devices))
+    """Devices by number; those that no tool numbers, as a lost one, by their PCI address."""
+    pci = [str((d.raw or {}).get("pci") or "unknown") for d in devices]
+    return "device " + ", ".join(a if d.number is None else str(d.number) for d, a in zip(devices, pci))
 
 
 def device_bytes(found: Found) -> int:
@@ -275,15 +275,9 @@ def _computes(device: Device, dtype: str) -> bool:
 
 
 def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> None:
-    """Warn about what moves by itself and would stop the engine: it never decides."""
+    """Warn about a fabric manager that would stop the engine; preflight.py has the other checks of a host's state."""
     hardware, say = host.hardware, context.findings.warning
     assert hardware is not None
-    busy = [d for d in found.healthy if _used(d) * 10 > (d.memory_bytes or found.device.memory_bytes)]
-    if busy and not host.applied:
-        say("W_DEVICE_BUSY",
-            "{} device(s) of {} have memory in use before any engine of ours runs, up to {}".format(
-                len(busy), host.name, gib(max(_used(d) for d in busy))),
-            host.name, "vllm_hardware.accelerators")  # fmt: skip
     manager = hardware.fabric_manager
     driver = driver_of(hardware, "gpu")
     if found.device.backend == "cuda" and manager is not None and (not manager[1] or manager[0] != driver):
@@ -291,20 +285,6 @@ def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> N
             "The fabric manager of {} is {}{} and its driver {}: CUDA starts only when they are equal and it "
             "runs".format(host.name, manager[0], "" if manager[1] else ", not running,", driver),
             host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
-    if len(group.hosts) > 1 and found.device.backend == "ascend":
-        bad = [p for p in hardware.ports if not p.address or p.link != "UP" or p.health not in ("Success", "")]
-        if bad or not hardware.ports:
-            say("W_NPU_NETWORK",
-                "The NPUs of {} cannot be seen to reach other hosts: {}".format(
-                    host.name, "; ".join("NPU {} has address {}, link {}, health {}".format(
-                        p.device, p.address or "none", p.link or "unknown", p.health or "unknown") for p in bad)
-                    or "nothing is known of their RoCE ports"),
-                host.name, "vllm_hardware.hccn")  # fmt: skip
-
-
-def _used(device: Accelerator) -> int:
-    used = (device.raw or {}).get("used_bytes")
-    return used if isinstance(used, int) and not isinstance(used, bool) else 0
 
 
 def kind_of(hardware: Hardware, kind: str) -> Tuple[Any, ...]:

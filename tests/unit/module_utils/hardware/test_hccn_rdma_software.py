@@ -84,7 +84,7 @@ def test_without_hccn_tool_the_configuration_file_is_what_is_known():
     assert [entry["code"] for entry in facts["warnings"]] == ["W_HCCN_TOOL"]
     assert facts["hccn"][7] == {
         "index": 7, "device": 7, "address": "198.51.100.18", "netmask": "255.255.255.0", "gateway": "198.51.100.1",
-        "link": None, "health": None, "tls": None,
+        "link": None, "health": None, "tls": None, "speed_mbps": None,
     }  # fmt: skip
 
 

@@ -8,12 +8,17 @@ import time
 import pytest
 from ansible.module_utils.vllm_ansible.binding import parse_dropin, parse_numa_maps
 from ansible.module_utils.vllm_ansible.hardware import (
+    clock,
+    davinci,
     hccn,
+    kernel,
+    memory,
     network,
     npu_smi,
     nvidia_smi,
     rdma,
     software,
+    storage,
     topology,
     values,
 )
@@ -28,13 +33,25 @@ ACCELERATED = (
     "h200-8", "a100-4", "l20-2",
 )  # fmt: skip
 HOSTS = {name: load_machine(MACHINES / name) for name in ACCELERATED}
-VENDORS = ("/usr/local", "/etc", "/proc/driver")
+VENDORS = ("/usr/local", "/etc", "/proc/driver", "/boot/grub2")
 OUTPUTS = sorted(
     {output for host in HOSTS.values() for _, output, _ in host.commands.values()}
     | {path.read_text() for path in (MACHINES / "captures").glob("*.txt")}
     | {text for host in HOSTS.values() for path, text in host.files.items() if path.startswith(VENDORS)}
 )  # fmt: skip
+
+
+def parse_entry(text):
+    return kernel.parse_entry(text, "id")
+
+
+def parse_group(text):
+    return davinci.parse_group(text, "HwHiAiUser")
+
+
 PARSERS = (
+    parse_entry,
+    parse_group,
     npu_smi.parse_info,
     npu_smi.parse_mapping,
     npu_smi.parse_list,
@@ -42,6 +59,7 @@ PARSERS = (
     npu_smi.parse_health,
     npu_smi.parse_usages,
     npu_smi.parse_version_info,
+    npu_smi.parse_processes,
     nvidia_smi.parse_query,
     nvidia_smi.parse_lost,
     nvidia_smi.parse_unknown_field,
@@ -54,6 +72,14 @@ PARSERS = (
     hccn.parse_health,
     hccn.parse_tls,
     hccn.parse_configuration,
+    hccn.parse_speed,
+    clock.parse_timedatectl,
+    kernel.parse_grubenv,
+    kernel.parse_menu,
+    kernel.release_of,
+    kernel.natural,
+    memory.parse_modules,
+    storage.parse_block_name,
     rdma.parse_state,
     software.parse_install_info,
     software.parse_atb_version,

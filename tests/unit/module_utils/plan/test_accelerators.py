@@ -218,10 +218,10 @@ def test_memory_that_something_else_holds_and_a_fabric_manager_of_another_versio
 
 
 def test_npus_without_a_network_are_warned_of_where_a_replica_spans_hosts():
-    ports = [{"index": 0, "device": 0, "address": None, "link": "DOWN", "health": "Init", "tls": None}]
+    ports = [{"index": 0, "device": 0, "address": None, "link": "UP", "health": "Init", "tls": None}]
     planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}, hccn=ports))
     warnings = [w["message"] for w in planned["warnings"] if w["code"] == "W_NPU_NETWORK"]
     assert len(warnings) == 2
-    assert "NPU 0 has address none, link DOWN, health Init" in warnings[0]
+    assert "NPU 0 has address none, link UP, health Init" in warnings[0]
     alone = plan(several("atlas-800i-a3", 1, {"model": "deepseek-r1-w8a8"}, hccn=[]))
     assert not [w for w in alone["warnings"] if w["code"] == "W_NPU_NETWORK"]
