@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--kernel", default="", metavar="VERSION", help="kernel that new Kylin hosts start with")
     text = "machine name that new Kylin hosts report (default x86_64)"
     command.add_argument("--machine", choices=systems.MACHINES, default="", help=text)
+    command.add_argument("--npu", choices=systems.NPUS, help="stand-ins of NPUs on the PCI bus of new hosts")
     text = "what is awkward about new Kylin hosts; may be repeated"
     command.add_argument("--trap", action="append", choices=systems.TRAPS, default=[], help=text)
     command.add_argument("--open", action="store_true", help="as `open`, from the first boot of new hosts")

@@ -66,6 +66,8 @@ def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) 
         if python:
             interpreters.install(python, machine.root, alone=not options.kylin)
             host.binds.extend([str(outside), inside] for outside, inside in interpreters.binds(python))
+        if options.npu:
+            systems.give_npus(machine.root, options.npu)
         if options.registry:
             host.binds.extend(registry.install(machine.root))
         write_atomically(machine.folder / "host.json", json.dumps(host.as_dict(), indent=1) + "\n")

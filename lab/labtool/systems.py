@@ -19,6 +19,8 @@ MACHINES = ("x86_64", "aarch64")
 TRAPS = ("redhat-release", "podman", "no-tuned", "repository-unreachable")
 PLATFORM_PYTHON = "usr/libexec/platform-python"
 DEBIAN = "debian-12"
+# What --npu puts on a host's PCI bus: product, and the id that decides which packages fit.
+NPUS = {"a2": "19e5:d802", "a3": "19e5:d803", "310p": "19e5:d500"}
 # Service packs of the server edition by their code name: os-release tells them apart by nothing else.
 CODENAMES = {
     "kylin-v10-sp1": "Tercel",
@@ -127,6 +129,13 @@ def choose(system: str, kernel: str, machine: str, traps: Sequence[str]) -> Choi
     if system == DESKTOP and "redhat-release" in traps:
         raise LabError("The desktop edition is no rpm system: leave --trap redhat-release out.", EXIT_USAGE)
     return Choice(system, wanted, machine or MACHINES[0], tuple(sorted(set(traps))))
+
+
+def give_npus(root: Path, product: str) -> None:
+    """Put the stand-ins of a product's NPUs on a host's PCI bus, and describe the machine to the vendor's stand-ins."""
+    (root / OWN).mkdir(parents=True, exist_ok=True)
+    shutil.copy(BOOT / "pci-devices", root / OWN)
+    write_files(root, {"etc/ascend-stand-in.conf": f"product={product}\npci_ids={NPUS[product]}\n"})
 
 
 # --- the tree below every host of one kind ----------------------------------------------------------------------------
