@@ -73,10 +73,10 @@ def parse_menu(text: str) -> Menu:
 
 
 def parse_default(text: str) -> str:
-    """What grub.cfg starts when nothing else was asked for; the assignment of next_entry is for one start only."""
+    """What grub.cfg starts when nothing else was asked for: next_entry is for one start, a start button comes first."""
     found = [match.group(1) for match in map(_DEFAULT.match, text.splitlines()) if match]
     found = [value for value in found if "next_entry" not in value]
-    return found[0] if found else "0"
+    return found[-1] if found else "0"
 
 
 def parse_environment(text: str) -> dict:

@@ -158,6 +158,8 @@ def test_grub_cfg_is_read():
         "Kylin V10 SP1", "Advanced options for Kylin V10 SP1", "UEFI Firmware Settings",
     ]  # fmt: skip
     assert grub.parse_default(GRUB) == "0"
+    button = 'if [ "${button}" = "1" ] ; then\n   set default="5"\nelif [ "${next_entry}" ] ; then\n'
+    assert grub.parse_default(button + GRUB) == "0"
     assert grub.parse_default(GRUB.replace('default="0"', 'default="${saved_entry}"')) == "${saved_entry}"
     assert grub.parse_environment("# GRUB Environment Block\nsaved_entry=1>2\n####") == {"saved_entry": "1>2"}
 
