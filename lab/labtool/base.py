@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The read-only Debian tree below every host: built once by mmdebstrap, kept by a hash of its recipe."""
+"""The read-only Debian trees below the hosts: built once by mmdebstrap, kept by a hash of their recipes."""
 
 import hashlib
+import inspect
 import os
 import re
 import shutil
 from pathlib import Path
 
+from . import systems
 from .common import Lab, LabError, locked, mounts_below, run, unmount_below
 
 SUITE = "bookworm"
@@ -27,6 +29,12 @@ PACKAGES = [
     "systemd-sysv",
 ]
 
+# What the Kylin stand-ins have in the place of, or besides, those. Their apt-less tree must not look like one with apt.
+KYLIN_PACKAGES = {
+    "kylin-server": [*(p for p in PACKAGES if p != "python3-apt"), "dnf", "python3-dnf", "rpm"],
+    "kylin-desktop": PACKAGES,
+}
+
 # A host without --registry has no package index at all, so apt is left without sources.
 # systemd-binfmt clears the machine-wide table when it stops; ssh host keys belong to one host, not to a tree.
 CUSTOMIZE = """
@@ -43,14 +51,26 @@ chroot "$1" systemctl --quiet disable systemd-networkd-wait-online.service \
 DROPPED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
-def recipe_digest() -> str:
+def kind(system: str) -> str:
+    """Which tree a system stands on: "" is plain Debian."""
+    return "" if system == systems.DEBIAN else "kylin-desktop" if system == systems.DESKTOP else "kylin-server"
+
+
+def packages(tree: str) -> list[str]:
+    return KYLIN_PACKAGES[tree] if tree else PACKAGES
+
+
+def recipe_digest(tree: str = "") -> str:
     """Twelve hex digits that change whenever the tree's recipe does."""
-    return hashlib.sha256("\n".join([SUITE, *PACKAGES, *DROPPED, CUSTOMIZE]).encode()).hexdigest()[:12]
+    recipe = [SUITE, *packages(tree), *DROPPED, CUSTOMIZE]
+    if tree:
+        recipe += [inspect.getsource(part) for part in (systems.equip, systems.point_at_platform_python)]
+    return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:12]
 
 
-def base_tree(lab: Lab) -> Path:
+def base_tree(lab: Lab, tree: str = "") -> Path:
     """Folder the tree has, or will have once built."""
-    return lab.store / "base" / f"{SUITE}-{recipe_digest()}"
+    return lab.store / "base" / f"{tree or SUITE}-{recipe_digest(tree)}"
 
 
 def apt_sources() -> list[str]:
@@ -69,9 +89,9 @@ def apt_options() -> list[str]:
     return [f"--aptopt={line.removesuffix(';')}" for line in dump.splitlines() if wanted.match(line)]
 
 
-def ensure(lab: Lab) -> Path:
-    """Return the base tree, building it first when this recipe has not been built yet (about 20 s quiet)."""
-    tree = base_tree(lab)
+def ensure(lab: Lab, which: str = "") -> Path:
+    """Return a base tree, building it first when its recipe has not been built yet (about 20 s quiet)."""
+    tree = base_tree(lab, which)
     with locked(lab.store / "base.lock"):
         if tree.exists():
             return tree
@@ -80,10 +100,12 @@ def ensure(lab: Lab) -> Path:
         try:
             tree.parent.mkdir(parents=True, exist_ok=True)
             run(
-                "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", *apt_options(),
+                "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages(which))}", *apt_options(),
                 '--aptopt=Acquire::Languages "none"', *(f"--dpkgopt=path-exclude={p}" for p in DROPPED),
                 f"--customize-hook={CUSTOMIZE}", SUITE, staged, *apt_sources(),
             )  # fmt: skip
+            if which:
+                systems.equip(staged, which == "kylin-server")
             staged.replace(tree)
         finally:
             if staged.exists():
@@ -97,5 +119,6 @@ def purge(lab: Lab) -> None:
     with locked(lab.store / "base.lock"):
         if used := mounts_below(lab.store, Path("/proc/self/mountinfo").read_text()):
             raise LabError(f"Base trees are in use by {', '.join(used)}. Run `lab down --all` for those labs first.")
-        shutil.rmtree(lab.store / "base", ignore_errors=True)
+        for part in ("base", "repositories"):
+            shutil.rmtree(lab.store / part, ignore_errors=True)
         (lab.store / "base.lock").unlink()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from . import commands as do
-from . import interpreters
+from . import interpreters, systems
 from .common import EXIT_FAILED, EXIT_USAGE, Lab, LabError, locked
 
 
@@ -34,6 +34,14 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--python", action="append", default=[], metavar="VERSION=NAME", help=text)
     text = "give new hosts this machine's package indexes and the way to them"
     command.add_argument("--registry", action="store_true", help=text)
+    text = "what new hosts are (default %(default)s); the Kylin ones are stand-ins, docs/lab.md says how far"
+    command.add_argument("--os", choices=systems.SYSTEMS, default=systems.DEBIAN, help=text)
+    command.add_argument("--kernel", default="", metavar="VERSION", help="kernel that new Kylin hosts start with")
+    text = "machine name that new Kylin hosts report (default x86_64)"
+    command.add_argument("--machine", choices=systems.MACHINES, default="", help=text)
+    command.add_argument("--npu", choices=systems.NPUS, help="stand-ins of NPUs on the PCI bus of new hosts")
+    text = "what is awkward about new Kylin hosts; may be repeated"
+    command.add_argument("--trap", action="append", choices=systems.TRAPS, default=[], help=text)
     command.add_argument("--open", action="store_true", help="as `open`, from the first boot of new hosts")
     command = add("down", do.down, "switch hosts off and remove them with their disks", names="*", timeout=30)
     command.add_argument("--all", action="store_true", help="the whole lab, also what a crash left behind")

@@ -2,6 +2,7 @@
 """What each command does."""
 
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import base, cgroup, interpreters, network, registry, render
+from ..vendor import kernel_packages
+from . import base, cgroup, interpreters, network, registry, render, systems
 from .common import EXIT_USAGE, NAME, Lab, LabError, missing_tools, run, unmount_below, write_atomically
 from .machine import Machine, load, wait_until
 
@@ -27,7 +29,8 @@ TOOLS = (
     ("mount", "mount"),
 )
 # What lab/vendor builds packages with; no host needs it.
-VENDOR_TOOLS = (("makeself", "makeself"),)
+KYLIN_TOOLS = (*kernel_packages.TOOLS, ("gcc", "gcc libc6-dev"), ("rpm", "rpm"))
+VENDOR_TOOLS = (("makeself", "makeself"), *KYLIN_TOOLS)
 CONSOLE_TAIL = 30
 
 
@@ -48,7 +51,12 @@ def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) 
     octet = network.next_octet(octets)
     version = options.python.get(name, "")
     python = interpreters.find(version) if version else None
-    host = render.Host(name, octet, lab.address(octet), str(base.base_tree(lab)), version, options.registry)
+    tree = base.base_tree(lab, base.kind(options.os))
+    host = render.Host(name, octet, lab.address(octet), str(tree), version, options.registry)
+    if options.kylin:
+        layer, repository = systems.ensure(lab.store, options.kylin, tree)
+        host = dataclasses.replace(host, base=f"{layer}:{tree}", system=options.os, traps=list(options.kylin.traps))
+        host.binds.append([str(repository), systems.REPOSITORY])
     machine = Machine(lab, host)
     if machine.folder.exists():  # a crash came between its disk and its record
         machine.discard()
@@ -56,8 +64,10 @@ def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) 
     try:
         machine.furnish()
         if python:
-            interpreters.install(python, machine.root)
+            interpreters.install(python, machine.root, alone=not options.kylin)
             host.binds.extend([str(outside), inside] for outside, inside in interpreters.binds(python))
+        if options.npu:
+            systems.give_npus(machine.root, options.npu)
         if options.registry:
             host.binds.extend(registry.install(machine.root))
         write_atomically(machine.folder / "host.json", json.dumps(host.as_dict(), indent=1) + "\n")
@@ -77,12 +87,15 @@ def up(lab: Lab, options: argparse.Namespace) -> None:
             raise LabError(f"Host name is '{name}'. Use small letters, digits and inner hyphens.", EXIT_USAGE)
     if stray := set(options.python) - set(options.names):
         raise LabError(f"--python names {sorted(stray)}, which this call does not bring up.", EXIT_USAGE)
-    if missing := missing_tools(TOOLS):
+    options.kylin = systems.choose(options.os, options.kernel, options.machine, options.trap)
+    if options.kylin and options.kylin.server:
+        give_kylin_its_python(options)
+    if missing := missing_tools(TOOLS + (KYLIN_TOOLS if options.kylin else ())):
         raise LabError(f"Missing Debian packages: {' '.join(missing)}. Run `lab/lab deps`.")
     for version in set(options.python.values()):
         interpreters.find(version)  # before anything is made
     network.refuse_foreign(lab)
-    base.ensure(lab)
+    base.ensure(lab, base.kind(options.os))
     known = {m.host.name: m for m in load(lab)}
     created: list[Machine] = []
     booting: list[Machine] = []
@@ -116,6 +129,17 @@ def up(lab: Lab, options: argparse.Namespace) -> None:
         raise
     print(f"{len(booting)} booted, {len(set(options.names)) - len(booting)} already up, "
           f"in {time.monotonic() - started:.1f} s")  # fmt: skip
+
+
+def give_kylin_its_python(options: argparse.Namespace) -> None:
+    """The server edition's Python is 3.7; where this machine has none, its hosts keep the tree's, and that is said."""
+    try:
+        interpreters.find(systems.PYTHON)
+    except LabError as error:
+        print(f"Kylin hosts get the tree's own Python: {error}", flush=True)
+        return
+    for name in options.names:
+        options.python.setdefault(name, systems.PYTHON)
 
 
 def wait_all(lab: Lab, machines: Sequence[Machine], timeout: float, unlike: dict[str, int] | None = None) -> None:
@@ -187,7 +211,8 @@ def pick(machines: Sequence[Machine], names: Sequence[str]) -> list[Machine]:
 def status(lab: Lab, _: argparse.Namespace) -> None:
     for machine in load(lab):
         host = machine.host
-        marks = [f"python{host.python}"] * bool(host.python) + ["registry"] * host.registry
+        marks = [host.system] * (host.system != systems.DEBIAN) + [f"trap:{trap}" for trap in host.traps]
+        marks += [f"python{host.python}"] * bool(host.python) + ["registry"] * host.registry
         print(f"{host.name:20} {host.address:15} {'on' if machine.running() else 'off':4}{' '.join(marks)}".rstrip())
 
 

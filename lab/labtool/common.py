@@ -138,7 +138,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def missing_tools(tools: Sequence[tuple[str, str]]) -> list[str]:
-    """Debian packages of those (command, package) pairs whose command is not found."""
+    """Debian packages of those (command, packages) pairs whose command is not found."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     found = {c for c, _ in tools for d in path.split(":") if d and os.access(Path(d) / c, os.X_OK)}
-    return sorted({package for command, package in tools if command not in found})
+    return sorted({name for command, packages in tools if command not in found for name in packages.split()})

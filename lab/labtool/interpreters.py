@@ -74,11 +74,16 @@ def binds(python: Interpreter) -> list[tuple[Path, str]]:
     return [(python.prefix, INSIDE)]
 
 
-def install(python: Interpreter, root: Path) -> None:
-    """Make it the only Python of a host's tree: nothing can then fall back on the newer one."""
+def install(python: Interpreter, root: Path, alone: bool = True) -> None:
+    """Make it the only Python of a host's tree: nothing can then fall back on the newer one.
+
+    Not `alone`: it is what /usr/bin/python3 names, and /usr/libexec/platform-python stays.
+    """
     for other in (root / "usr/bin").glob("python*"):
         other.unlink()
     # its library path names the folder it was built for, so the loader must find its library in a usual place
     for library in (python.prefix / "lib").glob("libpython*.so*"):
         (root / "usr/lib" / library.name).symlink_to(f"{INSIDE}/lib/{library.name}")
     (root / f"usr/bin/python{python.version}").symlink_to(f"{INSIDE}/bin/python{python.version}")
+    if not alone:
+        (root / "usr/bin/python3").symlink_to(f"python{python.version}")

@@ -25,6 +25,8 @@ INIT = "usr/local/sbin/lab-init"
 INIT_SCRIPT = f"""#!/bin/sh
 for tree in /sys/fs/cgroup/*/; do mount -o remount,bind,rw "$tree" 2>/dev/null; done
 [ ! -e /{OPEN_FLAG} ] || mount -o remount,bind,rw /proc/sys
+[ ! -x /usr/lib/lab/pci-devices ] || /usr/lib/lab/pci-devices
+[ ! -x /usr/lib/lab/lab-boot ] || /usr/lib/lab/lab-boot || exit 1
 exec /lib/systemd/systemd
 """
 

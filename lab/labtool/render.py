@@ -13,10 +13,17 @@ class Host:
     name: str
     octet: int
     address: str
-    base: str  # the tree below its disk
+    base: str  # the tree below its disk, or several, the uppermost first: "layer:tree"
     python: str = ""  # "3.7" when it has that interpreter only
     registry: bool = False
+    system: str = "debian-12"
+    traps: list[str] = field(default_factory=list)
     binds: list[list[str]] = field(default_factory=list)  # [outside, inside], read-only
+
+    @property
+    def interpreter(self) -> str:
+        """What Ansible is to use: on Kylin the old Python is the system's own."""
+        return f"/usr/bin/python{self.python}" if self.python and self.system == "debian-12" else "/usr/bin/python3"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -29,7 +36,7 @@ def inventory(hosts: Sequence[Host], ssh_config: str) -> str:
         lines += [
             f"    {host.name}:",
             f"      ansible_host: {host.address}",
-            f"      ansible_python_interpreter: /usr/bin/python{host.python or '3'}",
+            f"      ansible_python_interpreter: {host.interpreter}",
         ]
     lines += ["  vars:", "    ansible_user: root", f"    ansible_ssh_common_args: -F '{ssh_config}'"]
     return "\n".join(lines) + "\n"

@@ -140,7 +140,8 @@ def build(package: Package, folder: Path) -> Path:
         (content / "install.sh").chmod(0o755)
         (content / "package.conf").write_text(package.settings(), encoding="utf-8")
         if package.component == "driver":
-            shutil.copy(HERE / "npu-smi", content)
+            for tool in ("npu-smi", "hccn_tool", "packages/devices.sh"):
+                shutil.copy(HERE / tool, content)
         command = ["makeself", "--quiet", "--tar-quietly", "--sha256", "--nomd5", "--nocrc", "--keep-umask"]
         command += ["--header", str(vendor_header(work)), str(content), str(target), label, "./install.sh"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

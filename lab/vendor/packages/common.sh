@@ -17,6 +17,7 @@ pci_ids=
 chips=8
 dkms=yes
 dkms_fails=
+sources_missing=
 hot_reset=failed
 holders=
 free_mb=

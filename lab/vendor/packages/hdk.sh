@@ -4,6 +4,8 @@
 # installer is documented to print; a line marked "invented" has no published original.
 cd "$(dirname "$0")" || exit 1
 . ./common.sh
+devices_unit=/etc/systemd/system/ascend-stand-in-devices.service
+devices_wants=/etc/systemd/system/sysinit.target.wants/ascend-stand-in-devices.service
 case $component in driver) title=Driver occupy=300 ;; *) title=Firmware occupy=32 ;; esac
 open_log ascend_install.log
 run_file=${1#--}
@@ -77,7 +79,7 @@ busy_check() {
 if [ "$mode" = uninstall ]; then
     [ "$component" = driver ] && busy_check
     rm -rf "$home"
-    [ "$component" = driver ] && rm -f "$root/usr/local/bin/npu-smi"
+    [ "$component" = driver ] && rm -f "$root/usr/local/bin/npu-smi" "$root$devices_unit" "$root$devices_wants"
     forget
     operation Uninstall success
     needs_reboot "$component"
@@ -155,7 +157,13 @@ printf 'Driver_Install_Type=full\nDriver_Install_Path_Param=%s\nDriver_Install_F
     "$path" "$all" >>"$install_info"
 log "[INFO]dkms environment check..."
 sources=
+# As the vendor's script, which asks rpm for headers and devel package of exactly the running kernel.
+if [ -z "$root" ] && command -v rpm >/dev/null && rpm -q kylin-release >/dev/null 2>&1; then
+    rpm -q dkms >/dev/null || dkms=no
+    rpm -q "kernel-headers-$kernel" "kernel-devel-$kernel" >/dev/null || sources_missing=yes
+fi
 for folder in "$root/usr/src/kernels/$kernel" "$root/usr/src/linux-headers-$kernel"; do [ -d "$folder" ] && sources=$folder; done
+[ -z "$sources_missing" ] || sources=
 if [ "$dkms" = yes ] && [ -n "$sources" ]; then
     kind=DKMS
     if [ -n "$dkms_fails" ]; then
@@ -175,6 +183,8 @@ else
     fi
 fi
 say "[INFO]driver install type: $kind"
+mkdir -p "$home"
+printf 'kernel=%s\ntype=%s\n' "$kernel" "$kind" >"$home/module.info" # invented: where the module is for the stand-ins
 say "[INFO]upgradePercentage:10%"
 mkdir -p "$home/lib64/common" "$home/lib64/driver" "$home/tools" "$home/script" "$root/usr/local/bin"
 cut_power_at files
@@ -183,7 +193,23 @@ printf '#!/bin/bash\necho "boot status:16"\n' >"$home/tools/upgrade-tool"
 printf '#!/bin/bash\ncd "%s/script" && exec bash ./install.sh --uninstall.sh --. --uninstall\n' "$home" >"$home/script/uninstall.sh"
 cp install.sh common.sh package.conf "$home/script/"
 cp npu-smi "$root/usr/local/bin/npu-smi"
-chmod 755 "$home/tools/upgrade-tool" "$home/script/uninstall.sh" "$root/usr/local/bin/npu-smi"
+cp hccn_tool devices.sh "$home/tools/"
+chmod 755 "$home/tools/"* "$home/script/uninstall.sh" "$root/usr/local/bin/npu-smi"
+[ -e "$root/etc/hccn.conf" ] || install -m 640 /dev/null "$root/etc/hccn.conf"
+# The real driver's modules make the device nodes when they are loaded, which is at the next start.
+mkdir -p "$(dirname "$root$devices_wants")"
+cat >"$root$devices_unit" <<END
+[Unit]
+Description=STAND-IN: device nodes of the Ascend driver
+DefaultDependencies=no
+Before=sysinit.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/bash $path/driver/tools/devices.sh
+END
+ln -sf "$devices_unit" "$root$devices_wants"
 say "[INFO]upgradePercentage:90%"
 say "[INFO]Waiting for device startup..."
 hang_at startup
@@ -198,6 +224,7 @@ operation Install success
 echo "Driver_Install_Status=complete" >>"$install_info"
 word=install; [ "$mode" = upgrade ] && word=upgrad
 if [ "$hot_reset" = success ]; then
+    bash "$home/tools/devices.sh"
     say "[INFO]${green}Driver package ${word}ed successfully! The new version takes effect immediately. $plain"
     finish 0
 fi
