@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
+from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.devices import Device
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
