@@ -142,7 +142,9 @@ not_installable:
   type: list
   elements: dict
 problems:
-  description: Every reason why there is no valid plan.
+  description:
+    - Every reason why there is no valid plan. C(seen) is the value found, C(set) what to change; C(needed), the value it
+      has to be, is there where one can be named.
   returned: always
   type: list
   elements: dict
@@ -154,7 +156,9 @@ problems:
       set: model
       message: engine_request has no key 'modle'
 warnings_found:
-  description: What the operator should know although the plan is valid.
+  description:
+    - What the operator should know although the plan is valid. Those of the preflight have C(seen), C(needed) and C(set)
+      as problems have.
   returned: always
   type: list
   elements: dict

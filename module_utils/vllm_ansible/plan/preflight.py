@@ -97,17 +97,15 @@ class Preflight:
                       "become: true for role hardware_facts; the driver may be healthy")  # fmt: skip
 
     def kernel(self) -> None:
-        kernel, container = self.part("kernel"), self.part("os").get("virtualization") in CONTAINERS
+        kernel = self.part("kernel")
         running, entry = _text(kernel.get("release")), _text(kernel.get("default_entry"))
-        if container or not running:
-            return
-        if entry and entry != running:
+        if entry and running and entry != running:
             self.warn("W_KERNEL_ENTRY", "kernel.default_entry",
                       "The boot loader starts another kernel next than the one that runs", entry, running,
                       "grubby --set-default /boot/vmlinuz-{}; role kernel does it for the kernel of the plan".format(
                           running))  # fmt: skip
-        if not _texts(kernel.get("installed")):
-            return  # the host does not show its kernels at all
+        if not running or not _texts(kernel.get("installed")):
+            return  # the host does not show its kernels at all, as a container
         for key, package in (("devel", "kernel-devel or linux-headers"), ("headers", "kernel-headers")):
             found = _texts(kernel.get(key))
             if running not in found and (key == "devel" or running in _texts(kernel.get("devel"))):
@@ -153,7 +151,8 @@ class Preflight:
         if wrong:
             self.refuse("E_NPU_ACCESS", "davinci.access",
                         "The members of group {} cannot open the device files of NPUs".format(group),
-                        "{}:{} {}".format(*(wrong[0].get(key) for key in ("owner", "group", "mode"))), "group {} with mode 0660".format(group),
+                        "{}:{} {}".format(*(wrong[0].get(key) for key in ("owner", "group", "mode"))),
+                        "group {} with mode 0660".format(group),
                         "the driver installed for user and group of /etc/ascend_install.info, or no udev rule of "
                         "your own for davinci*")  # fmt: skip
         members = davinci.get("group_members")
@@ -300,9 +299,6 @@ class Preflight:
         if 0 < filled < needed:
             self.warn("W_MEMORY_CHANNELS", "memory.modules", "Memory channels with a module", filled, needed,
                       "a module of the same kind in every channel: an empty one costs its bandwidth")  # fmt: skip
-
-
-CONTAINERS = ("docker", "lxc", "openvz", "podman", "systemd-nspawn", "wsl")
 
 
 def check_hosts(on_host: Dict[str, List[Group]], hosts: Dict[str, Host], context: Context) -> None:

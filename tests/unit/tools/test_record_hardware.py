@@ -57,10 +57,11 @@ def test_what_identifies_a_device_is_replaced(tmp_path):
     host.files["/sys/class/infiniband/mlx5_0/ports/1/gids/0"] = "fe80:0000:0000:0000:5e25:73ff:fe94:212a\n"
     host.files["/sys/class/infiniband/mlx5_1/ports/1/gids/0"] = "fe80:0000:0000:0000:0c42:a103:0065:4f5e\n"
     board = "Serial Number                  : 2102313ABC\nVDie ID                        : 42C711D4 20B03704\n"
+    board += "\tAsset Tag: BANK-0815\n"
     host.commands["ofed_info -s"] = (0, "MLNX_OFED_LINUX-5.8:\n" + board, "")
     record(host, tmp_path / "new")
     written = "".join(path.read_text() for path in (tmp_path / "new").rglob("*") if path.is_file())
-    for secret in ("5e25", "212a", "0c42", "4f5e", "2102313ABC", "42C711D4"):
+    for secret in ("5e25", "212a", "0c42", "4f5e", "2102313ABC", "BANK-0815", "42C711D4"):
         assert secret not in written, secret
     gids = [port["gids"][0] for port in json.loads(machine_facts(tmp_path / "new"))["rdma"][:2]]
     assert {(gid["index"], gid["type"]) for gid in gids} == {(0, "IB/RoCE v1")}

@@ -126,7 +126,6 @@ def test_a_wrong_value_is_named_with_the_needed_one(changes, code, seen, needed)
     "changes",
     [
         {"kernel": {"release": RUNNING, "default_entry": None, "devel": [], "headers": [], "installed": []}},
-        {"kernel.default_entry": OTHER, "kernel.devel": [], "os.virtualization": "systemd-nspawn"},
         {"davinci.access": [FREE], "davinci.managers": [], "davinci.group_members": []},
         {"davinci.group_members": None},
         {"davinci.managers.0.present": False, "software.ascend.driver": None, "accelerators.*.driver": None},
