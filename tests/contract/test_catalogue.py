@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible.plan import catalogue as catalogue_code
-from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, tuning, versions
+from ansible.module_utils.vllm_ansible.plan import devices, hdk, models, platforms, tuning, versions
 
 from tools import golden
 
@@ -27,6 +27,7 @@ FIELDS = {
     "devices": devices.DEVICE_KEYS,
     "platforms": platforms.PLATFORM_KEYS,
     "tuning": tuning.TUNING_KEYS,
+    "hdk": hdk.HDK_KEYS,
     "models": frozenset(models.Model._fields) - {"name", "shape"} | {"sources", "unverified"},
 }
 # What an entry is called and how this project marks it needs no source; `plugin` is sourced with its version.
@@ -38,6 +39,7 @@ NO_SOURCE = {
     "devices": {"backend", "family", "models", "because", "unverified", "sources"},
     "platforms": {"os", "version", "label", "unverified", "sources"},
     "tuning": {"families", "architectures", "priority", "unverified", "sources"},
+    "hdk": {"unverified", "sources"},
     "models": {
         "architecture", "weights", "license", "dtype", "size_bytes", "convert", "source", "unverified", "sources",
     },
@@ -89,7 +91,12 @@ def test_a_schema_knows_the_fields_that_are_read(part):
         ("rows", "vllm-ascend-0.23.0.post1", ("families",), ["a4"]),
         ("rows", "vllm-ascend-0.23.0.post1", ("versions", "cann"), "nine"),
         ("rows", "vllm-ascend-0.23.0.post1", ("memory", "utilisation"), 1.2),
-        ("rows", "vllm-ascend-0.23.0.post1", ("status",), "installable"),
+        ("rows", "vllm-ascend-0.18.0", ("status",), "installable"),
+        ("rows", "vllm-ascend-0.23.0.post1", ("cxx_abi",), 2),
+        ("rows", "vllm-ascend-0.23.0.post1", ("chips",), {}),
+        ("hdk", "hdk-25.5.0", ("families",), {}),
+        ("hdk", "hdk-25.5.0", ("families", "a2", "firmware"), "newest"),
+        ("hdk", "hdk-25.5.0", ("families", "a2"), {"firmware": "7.8.0.5.201"}),
         ("rows", "vllm-0.32.0-cpu", ("memory",), {}),
         ("rows", "vllm-0.32.0-cuda", ("versions",), {"torch": "2.13.0"}),
         ("devices", "h200", ("pci",), ["10DE:2335"]),

@@ -107,6 +107,10 @@ class Devices:
             self._found[key] = self._identify(*key)
         return self._found[key]
 
+    def largest(self, device: Device) -> Device:
+        """Return the first kind with the most memory among those that have the PCI ids of `device`."""
+        return max((d for d in self.all if set(d.pci) & set(device.pci)), key=lambda d: d.memory_bytes)
+
     def _identify(self, pci: str, subsystem: str, model: str, soc: str, memory_bytes: int) -> Optional[Device]:
         known = self._by_pci.get(pci, ()) if pci else self.all
         boards = [d for d in known if subsystem and subsystem in d.subsystems] or list(known)
