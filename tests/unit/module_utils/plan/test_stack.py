@@ -284,3 +284,11 @@ def test_a_row_that_needs_patches_needs_those_of_its_plugin_too(missing):
     (problem,) = planned["problems"]
     assert problem["code"] == "E_SERIES_MISSING"
     assert f"engine_overrides/{missing}/0.23.0" in problem["set"]
+
+
+@pytest.mark.parametrize("driver", ["25.foo", "unknown"])
+def test_a_driver_that_is_no_version_is_said_and_not_fallen_over(driver):
+    hardware = machine("atlas-800t-a2")
+    hardware["software"]["ascend"]["driver"] = driver
+    assert [p["code"] for p in plan(hardware)["problems"]] == ["E_DRIVER"]
+    assert [p["code"] for p in plan(machine("atlas-800t-a2"), driver="25.foo")["problems"]] == ["E_DRIVER"]
