@@ -307,6 +307,16 @@ def machine_lines(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def drift_lines(entries: Mapping[str, Any]) -> list[str]:
+    """Say what of each host is not as it was recorded on it."""
+    return [
+        f"{host}: {c['what']} was {value_text(c['recorded'])} when it was recorded, is {value_text(c['seen'])}, and "
+        f"the plan has {value_text(c['planned'])}"
+        for host, changes in entries.items()
+        for c in changes
+    ]
+
+
 def not_installable(plan: Mapping[str, Any]) -> list[str]:
     """Return the groups this version of the project plans and cannot install, the same reason once."""
     alike: dict[str, list[str]] = {}
@@ -358,6 +368,7 @@ def vllm_plan_table(plan: Plan, difference: Plan | None = None) -> str:
     if changes:
         lines += [*table(["what changes", "from → to", "on"], changes), ""]
     said = [("note", text) for text in machine_lines(found)]
+    said += [("drift", text) for text in drift_lines(found.get("drift", {}))]
     said += [("warning", text) for text in warning_lines(planned)]
     said += [("blocked", "cannot be installed yet: " + text) for text in not_installable(planned)]
     lines += labelled(said, "") + ([""] if said else [])
@@ -398,6 +409,19 @@ def vllm_not_installable_table(entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def vllm_drift_table(changes: Sequence[Mapping[str, Any]], host: str) -> str:
+    """Return how a host drifted and what can be done, for an assertion that nothing has changed there yet."""
+    lines = [f"{host} is no longer what was recorded on it, and not because of this plan. Nothing was changed there."]
+    for text in drift_lines({host: changes}):
+        lines += ["  " + line for line in wrap(text, COLUMNS - 2)]
+    advice = (
+        "Find out who changed it. To carry the plan out all the same, which keeps what it has as seen and replaces the "
+        "rest, set site_accept_drift: true for this host. To get back what was recorded where the plan has another "
+        "value, name it: engine_driver or engine_kernel."
+    )
+    return "\n".join(lines + wrap(advice, COLUMNS))
+
+
 def vllm_explain_table(plan: Plan, host: str, difference: Plan | None = None) -> str:
     """Return every decision about `host` and its engine groups with the rule and the reason, and what changes there."""
     planned, found = load(plan), load(difference)
@@ -417,6 +441,8 @@ def vllm_explain_table(plan: Plan, host: str, difference: Plan | None = None) ->
             lines += ["", f"== {told}"]
         lines += ["", f"{decision['key']} = {value_text(decision['value'])}  ({decision['rule']})"]
         lines += ["  " + line for line in wrap(decision["because"], COLUMNS - 2)]
+    drifted = drift_lines({name: c for name, c in found.get("drift", {}).items() if name == host})
+    lines += ["", "Drift:", *(f"  {text}" for text in drifted)] if drifted else []
     if state.get("changes"):
         lines += ["", "Compared with what it runs now:"]
         lines += [f"  {c['what']}: {value_text(c['old'])} → {value_text(c['new'])}" for c in state["changes"]]
@@ -455,6 +481,7 @@ def vllm_report_markdown(plan: Plan, difference: Plan | None = None) -> str:
             "",
         ]
     notes = [*machine_lines(found), *(f"Cannot be installed yet: {text}" for text in not_installable(planned))]
+    notes += [f"Drift: {text}" for text in drift_lines(found.get("drift", {}))]
     notes += warning_lines(planned)
     if notes:
         lines += ["## To know", "", *(f"- {' '.join(note.split())}" for note in notes), ""]
@@ -523,6 +550,7 @@ class FilterModule:
             "vllm_plan_table": vllm_plan_table,
             "vllm_problem_table": vllm_problem_table,
             "vllm_not_installable_table": vllm_not_installable_table,
+            "vllm_drift_table": vllm_drift_table,
             "vllm_explain_table": vllm_explain_table,
             "vllm_report_json": vllm_report_json,
             "vllm_report_markdown": vllm_report_markdown,

@@ -24,9 +24,9 @@ options:
     description:
       - Host name to a mapping of C(groups) (list), C(request) (the host's C(engine_request)), C(hardware) (schema 1
         of M(vllm_hardware_facts)), C(machine) (the recording to take instead, with O(recorded_hardware)), C(address),
-        C(applied) (the plan recorded on the host, a mapping
-        or JSON text), C(left_out) (outside C(--limit)), C(unreachable), and C(variables) (names close to
-        C(engine_request), for the message about a missing one).
+        C(kernel) and C(driver) (pins of the site), C(applied) (the plan recorded on the host, a mapping or JSON text),
+        C(left_out) (outside C(--limit)), C(unreachable), and C(variables) (names close to C(engine_request), for the
+        message about a missing one).
       - A mapping, or the same as JSON text, which a large fleet hands over much faster.
     type: raw
     required: true
@@ -128,6 +128,7 @@ difference:
       returned: always
     steps: {description: What happens in which order and where., type: list, elements: dict, returned: always}
     machines: {description: Host to the recording it was planned from., type: dict, returned: always}
+    drift: {description: As RV(drift)., type: dict, returned: always}
 hosts:
   description: Host to its part of the plan as a text.
   returned: when stage is plan and O(as_text) is set
@@ -141,6 +142,17 @@ not_installable:
   returned: when stage is plan
   type: list
   elements: dict
+unread:
+  description: Hosts whose accelerators no tool can read yet; when their driver is there, they have to be planned again.
+  returned: when stage is plan
+  type: list
+  elements: str
+drift:
+  description:
+    - Host to what of it is no longer as recorded on it, each with C(what), C(recorded), C(seen) and C(planned). What
+      the plan itself changes is none, and what was not installed yet neither.
+  returned: when stage is plan
+  type: dict
 problems:
   description:
     - Every reason why there is no valid plan. C(seen) is the value found, C(set) what to change; C(needed), the value it
@@ -171,6 +183,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_ansible.plan.canonical import canonical_json
 from ansible.module_utils.vllm_ansible.plan.difference import difference
+from ansible.module_utils.vllm_ansible.plan.drift import drift
 from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, check_requests, plan_fleet
 
 
@@ -320,14 +333,16 @@ def plan_hosts(module, hosts):
         module.params["networks"],
     )
     plan = plan_fleet(inputs)
-    found = difference(plan, {name: entry["applied"] for name, entry in hosts.items()})
+    applied = {name: entry["applied"] for name, entry in hosts.items()}
+    found = difference(plan, applied)
+    found["drift"] = drift(plan, applied, {name: entry.get("hardware") for name, entry in hosts.items()})
     found["machines"] = machines
     result: Dict[str, Any] = {"plan": plan, "difference": found}
     if module.params["as_text"]:
         result = {key: as_text(value) for key, value in result.items()}
         result["hosts"] = {name: as_text(own) for name, own in plan["hosts"].items()}
     result.update(digest=plan["digest"], problems=plan["problems"], warnings_found=plan["warnings"])
-    result["not_installable"] = plan["not_installable"]
+    result.update(not_installable=plan["not_installable"], unread=plan["unread"], drift=found["drift"])
     return result
 
 

@@ -61,6 +61,24 @@ options:
     type: list
     elements: str
     default: []
+  environment_files:
+    description: Files of environment variables for the engine; the unit does not start while one is missing.
+    type: list
+    elements: path
+    default: []
+  supplementary_groups:
+    description: Groups the service belongs to besides O(group), such as the one that may open O(devices).
+    type: list
+    elements: str
+    default: []
+  key_handover:
+    description:
+      - How the service gets the API key. V(credential) is a credential of systemd.
+      - V(runtime_directory) is for systemd before 247. At each start root copies the key into the unit's runtime
+        directory, readable by O(user) only, and without the key the unit does not start either.
+    type: str
+    choices: [credential, runtime_directory]
+    default: credential
   allowed_networks:
     description: Addresses and networks that may talk to the engine; the host itself always may.
     type: list
@@ -90,7 +108,8 @@ attributes:
     description: Shows the unit file before and after.
     support: full
 notes:
-  - Needs systemd 247 or newer on the host, because older ones cannot hand over a credential.
+  - Needs systemd 247 or newer on the host, because older ones cannot hand over a credential; with
+    O(key_handover=runtime_directory) systemd 243.
 author:
   - vllm-ansible contributors (@vllm-ansible)
 """
@@ -189,14 +208,19 @@ def read(path):
         return ""
 
 
-def require_credentials(module):
-    """Fail when this host's systemd would silently ignore LoadCredential=."""
+def require_handover(module):
+    """Fail when this host's systemd is too old for the way the key is handed over: it would ignore LoadCredential=."""
     _rc, out, _err = module.run_command(["systemctl", "--version"], environ_update=C_LOCALE)
     found = re.match(r"systemd (\d+)", out)
-    if found and int(found.group(1)) < service.MINIMUM_SYSTEMD:
+    needed = service.MINIMUM_SYSTEMD[module.params["key_handover"]]
+    if found and int(found.group(1)) < needed:
+        advice = "use an operating system with a newer systemd"
+        if int(found.group(1)) >= service.MINIMUM_SYSTEMD["runtime_directory"]:
+            advice = "plan again with the facts of this host, or set key_handover to runtime_directory"
         module.fail_json(
-            msg="systemd {} on this host cannot hand over the API key (LoadCredential= came with {}); "
-            "use an operating system with a newer systemd".format(found.group(1), service.MINIMUM_SYSTEMD)
+            msg="systemd {} on this host cannot hand over the API key as {} (that needs {}); {}".format(
+                found.group(1), module.params["key_handover"], needed, advice
+            )
         )
 
 
@@ -248,6 +272,9 @@ def main():
             "memory_max_bytes": {"type": "int"},
             "shared_memory_bytes": {"type": "int"},
             "devices": {"type": "list", "elements": "str", "default": []},
+            "environment_files": {"type": "list", "elements": "path", "default": []},
+            "supplementary_groups": {"type": "list", "elements": "str", "default": []},
+            "key_handover": {"type": "str", "choices": ["credential", "runtime_directory"], "default": "credential"},
             "allowed_networks": {"type": "list", "elements": "str", "default": []},
             "restart_burst": {"type": "int", "default": 6},
             "restart_interval_seconds": {"type": "int", "default": 600},
@@ -276,7 +303,7 @@ def main():
         "diff": {"before": before, "after": after, "before_header": path, "after_header": path},
     }
     if present:
-        require_credentials(module)
+        require_handover(module)
         result["text"] = after
         result["timeout_start_seconds"] = service.start_timeout_seconds(
             params["model_size_bytes"], params["read_bytes_per_s"]

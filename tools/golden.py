@@ -28,7 +28,15 @@ from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, plan_fleet  # n
 
 GOLDEN = ROOT / "tests" / "golden"
 MACHINES = ROOT / "tests" / "fixtures" / "hardware"
-SERIES = {"vllm": {"0.32.0": {"backends": {"cpu": {"series_sha256": "0" * 64, "local_version": "cpu.p0"}}}}}
+SERIES = {
+    "vllm": {
+        "0.32.0": {"backends": {"cpu": {"series_sha256": "0" * 64, "local_version": "cpu.p0"}}},
+        "0.23.0": {"backends": {"ascend": {"series_sha256": "1" * 64, "local_version": "ascend.p0"}}},
+    },
+    "vllm-ascend": {
+        "0.23.0.post1": {"backends": {"ascend": {"series_sha256": "2" * 64, "local_version": "p0"}}},
+    },
+}
 
 
 def cases() -> list[str]:
@@ -50,6 +58,7 @@ CATALOGUE = {
     "platforms": ("platforms",),
     "tuning": ("tuning",),
     "specifications": ("specifications",),
+    "hdk": ("hdk",),
 }  # part -> the files of the role that hold it, each with one variable named after it
 
 

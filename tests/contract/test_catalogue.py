@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible.plan import catalogue as catalogue_code
-from ansible.module_utils.vllm_ansible.plan import devices, models, platforms, specifications, tuning, versions
+from ansible.module_utils.vllm_ansible.plan import devices, hdk, models, platforms, specifications, tuning, versions
 
 from tools import golden
 
@@ -28,6 +28,7 @@ FIELDS = {
     "platforms": platforms.PLATFORM_KEYS,
     "tuning": tuning.TUNING_KEYS,
     "specifications": specifications.SPECIFICATION_KEYS,
+    "hdk": hdk.HDK_KEYS,
     "models": frozenset(models.Model._fields) - {"name", "shape"} | {"sources", "unverified"},
 }
 # What an entry is called and how this project marks it needs no source; `plugin` is sourced with its version.
@@ -40,6 +41,7 @@ NO_SOURCE = {
     "platforms": {"os", "version", "label", "unverified", "sources"},
     "tuning": {"families", "architectures", "priority", "unverified", "sources"},
     "specifications": {"families", "link", "cpu_models", "architectures", "unverified", "sources"},
+    "hdk": {"unverified", "sources"},
     "models": {
         "architecture", "weights", "license", "dtype", "size_bytes", "convert", "source", "unverified", "sources",
     },
@@ -91,7 +93,12 @@ def test_a_schema_knows_the_fields_that_are_read(part):
         ("rows", "vllm-ascend-0.23.0.post1", ("families",), ["a4"]),
         ("rows", "vllm-ascend-0.23.0.post1", ("versions", "cann"), "nine"),
         ("rows", "vllm-ascend-0.23.0.post1", ("memory", "utilisation"), 1.2),
-        ("rows", "vllm-ascend-0.23.0.post1", ("status",), "installable"),
+        ("rows", "vllm-ascend-0.18.0", ("status",), "installable"),
+        ("rows", "vllm-ascend-0.23.0.post1", ("cxx_abi",), 2),
+        ("rows", "vllm-ascend-0.23.0.post1", ("chips",), {}),
+        ("hdk", "hdk-25.5.0", ("families",), {}),
+        ("hdk", "hdk-25.5.0", ("families", "a2", "firmware"), "newest"),
+        ("hdk", "hdk-25.5.0", ("families", "a2"), {"firmware": "7.8.0.5.201"}),
         ("rows", "vllm-0.32.0-cpu", ("memory",), {}),
         ("rows", "vllm-0.32.0-cuda", ("versions",), {"torch": "2.13.0"}),
         ("devices", "h200", ("pci",), ["10DE:2335"]),

@@ -11,8 +11,6 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = [path for path in sorted((ROOT / "tests" / "golden").glob("*/plan.json")) if json.loads(path.read_text())["ok"]]
 
-NOT_PLANNED_YET = {"ascend_cann", "ascend_driver", "kernel"}
-
 
 def doors(role: str) -> dict[str, dict]:
     """The specification of the slice in each entry point of a role that takes it."""
@@ -43,10 +41,8 @@ def test_every_slice_passes_the_specification_of_its_role(path):
 def test_every_role_that_takes_a_slice_gets_one():
     assert PLANS, "no golden plan to look at"
     given = {role for path in PLANS for _host, role, _part in slices(json.loads(path.read_text(encoding="utf-8")))}
-    # These roles are there before the planner and site.yml hand them anything.
-    assert not given & NOT_PLANNED_YET, "take it out of NOT_PLANNED_YET"
     taking = {path.name for path in (ROOT / "roles").iterdir() if (path / "meta").is_dir() and doors(path.name)}
-    assert given == taking - NOT_PLANNED_YET
+    assert given == taking
 
 
 def test_a_slice_is_specified_to_its_depth():

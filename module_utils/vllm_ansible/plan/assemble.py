@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.plan.canonical import digest, natural_key
 from ansible.module_utils.vllm_ansible.plan.catalogue import Row
+from ansible.module_utils.vllm_ansible.plan.facts import unread
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 from ansible.module_utils.vllm_ansible.plan.slices import engine_slices
@@ -17,10 +18,12 @@ def assemble(
     hosts: Dict[str, Host],
     placed: Any,
     builds: Dict[str, Any],
+    stacks: Dict[str, Dict[str, Any]],
     networks: List[str],
     findings: Findings,
 ) -> Dict[str, Any]:
-    """Return the plan (schema 1) from the groups on each host, their bindings and the builds they need."""
+    """Return the plan (schema 1) from the groups on each host, their bindings, the builds they need and the slices
+    of what lies below their engines."""
     unique = {group.name: group for groups in on_host.values() for group in groups}
     groups = [unique[name] for name in sorted(unique, key=natural_key)]
     ok = not findings.problems
@@ -33,6 +36,7 @@ def assemble(
         "groups": [_describe(group) for group in groups],
         "installable": True,
         "not_installable": [],
+        "unread": [],
         "hosts": {},
         "decisions": findings.sorted_decisions(),
         "problems": findings.problems,
@@ -45,6 +49,7 @@ def assemble(
     plan["installable"] = not plan["not_installable"]
     if not ok:
         return plan
+    plan["unread"] = sorted((name for name in on_host if _unread(hosts[name], on_host[name])), key=natural_key)
     models = {g.model.name: g.model.slice() for g in groups if g.model is not None}
     plan["builds"] = [builds[name] for name in sorted(builds)]
     plan["models"] = [models[name] for name in sorted(models)]
@@ -53,6 +58,7 @@ def assemble(
         slices: Dict[str, Any] = {}
         if own:
             slices.update(engine_slices(host, own, placed[host.name], networks))
+            slices.update(stacks[host.name])
         if host.build and not host.left_out:
             made = [b for b in plan["builds"] if b["host"] == host.name]
             names = {b["build"] for b in made}
@@ -70,6 +76,11 @@ def assemble(
             }
     plan["digest"] = digest({key: plan[key] for key in ("schema", "builds", "models", "groups", "hosts")})
     return plan
+
+
+def _unread(host: Host, groups: List[Group]) -> bool:
+    """Whether the NPUs of a host can be read only when their driver is there: it is planned again then."""
+    return host.hardware is not None and unread(host.hardware, "npu") and any(g.backend == "ascend" for g in groups)
 
 
 def _not_installable(group: Group) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.vllm_ansible.plan import versions
 from ansible.module_utils.vllm_ansible.plan.devices import FAMILIES, QUANTISATIONS, Device, Devices, read_device
+from ansible.module_utils.vllm_ansible.plan.hdk import Hdk, read_hdk
 from ansible.module_utils.vllm_ansible.plan.models import Model, read_model
 from ansible.module_utils.vllm_ansible.plan.platforms import Platform, read_platform
 from ansible.module_utils.vllm_ansible.plan.reader import Reader
@@ -30,9 +31,10 @@ class Row(NamedTuple):
     Accelerators: `versions` are the components (cann, nnal, torch, torch_npu, triton_ascend, cuda, …), `families` the
     device families it runs on, `drivers` the ranges its toolkit was released for (see `versions.matches`), `features`
     a name to the floors below which the engine works without it (component or ``driver`` -> range), `quantisations`
-    what this engine version runs, `flag_choices` what the plugin adds to the choices of the engine's flags.
+    what this engine version runs, `chips` a family to its name in the vendor's packages, `cxx_abi` the C++ ABI its
+    torch was built with, `flag_choices` what the plugin adds to the choices of the engine's flags.
     `memory` holds `utilisation` (share of a device the engine may take) and, per rank, `context_bytes`, `graph_bytes`
-    and `comm_bytes`; one nobody published is absent.
+    and `comm_bytes`; one nobody published is absent. `release_bytes` and `artefact_bytes` are 0 where nobody measured.
     `status`: ``installable`` by this version of the project, or ``plannable`` only.
     """
 
@@ -70,6 +72,8 @@ class Row(NamedTuple):
     memory: Dict[str, Any] = {}
     status: str = "installable"
     unverified: Dict[str, str] = {}
+    cxx_abi: int = 1
+    chips: Dict[str, str] = {}
 
     def flags_with_choices(self, known: Dict[str, Any]) -> Dict[str, Any]:
         """Return the engine's flags (``flags.yml``) with the choices the plugin adds."""
@@ -106,6 +110,7 @@ class Catalogue(NamedTuple):
     platforms: Tuple[Platform, ...] = ()
     tuning: Tuple[Tuning, ...] = ()
     specifications: Tuple[Specification, ...] = ()
+    hdk: Tuple[Hdk, ...] = ()
 
 
 def read_row(name: str, entry: Reader) -> Row:
@@ -115,7 +120,9 @@ def read_row(name: str, entry: Reader) -> Row:
     backend = entry.text("backend", required=True)
     cpu = backend == "cpu"
     status = entry.choice("status", ("installable", "plannable"), default="installable")
-    measured = status == "installable"  # sizes of what nobody has built yet are unknown
+    doubts = entry.text_map("unverified")
+    # sizes of what nobody has built yet are unknown
+    measured = {key: status == "installable" and key not in doubts for key in ("release_bytes", "artefact_bytes")}
     machines = entry.mapping("machines", required=True)
     memory = entry.mapping("memory", required=True)
     defaults = entry.mapping("defaults", required=True)
@@ -138,8 +145,8 @@ def read_row(name: str, entry: Reader) -> Row:
         mla=entry.mapping("mla").raw,
         block_tokens=entry.integer("block_tokens", default=16, minimum=1),
         mla_block_tokens=entry.integer("mla_block_tokens", default=16, minimum=1),
-        release_bytes=entry.integer("release_bytes", required=measured, minimum=1),
-        artefact_bytes=entry.integer("artefact_bytes", required=measured, minimum=1),
+        release_bytes=entry.integer("release_bytes", required=measured["release_bytes"], minimum=1),
+        artefact_bytes=entry.integer("artefact_bytes", required=measured["artefact_bytes"], minimum=1),
         process_bytes=memory.integer("process_bytes", required=cpu, minimum=1),
         worker_bytes=memory.integer("worker_bytes", required=cpu, minimum=1),
         shared_memory_bytes=memory.integer("shared_memory_bytes", required=cpu, minimum=1),
@@ -165,8 +172,12 @@ def read_row(name: str, entry: Reader) -> Row:
         quantisations=tuple(entry.choices("quantisations", QUANTISATIONS)),
         memory=_memory(memory, cpu),
         status=status,
-        unverified=entry.text_map("unverified"),
+        unverified=doubts,
+        cxx_abi=entry.integer("cxx_abi", default=1, required=backend == "ascend"),
+        chips=entry.text_map("chips"),
     )
+    if backend == "ascend" and set(row.families) - set(row.chips):
+        entry.complain(entry.field("chips"), sorted(row.chips), "a name for each of the families")
     if not cpu and not row.families:
         entry.complain(entry.field("families"), None, "the device families the row runs on")
     for field in sorted(set(row.unverified) - ROW_KEYS - set(DEVICE_MEMORY)):
@@ -231,6 +242,7 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
     platforms = each(catalogue.mapping("platforms"), read_platform)
     tuning = each(catalogue.mapping("tuning"), read_tuning)
     specifications = each(catalogue.mapping("specifications"), read_specification)
+    releases = each(catalogue.mapping("hdk"), read_hdk)
     own = Reader({} if own_models is None else own_models, "engine_models", complain_as("E_MODEL_INVALID"))
     models.update(each(own, read_model))
     return Catalogue(
@@ -240,6 +252,7 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
         tuple(platforms.values()),
         tuple(tuning.values()),
         tuple(specifications.values()),
+        tuple(releases.values()),
     )
 
 

@@ -93,6 +93,9 @@ class Hardware(NamedTuple):
     ports: Tuple[Port, ...] = ()
     fabric_manager: Optional[Tuple[str, bool]] = None
     raw: Any = None
+    kernel: str = ""
+    systemd: int = 0
+    ascend_group: str = ""
 
 
 def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]:
@@ -152,6 +155,9 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
         ),
         fabric_manager=_fabric_manager(facts),
         raw=facts.raw,
+        kernel=facts.mapping("kernel").text("release") or os_facts.text("kernel"),
+        systemd=os_facts.integer("systemd"),
+        ascend_group=facts.mapping("davinci").text("ascend_group"),
     )
     if not cpus and not bad:
         complain("vllm_hardware.cpu.allowed", cpu.raw.get("allowed"), "a list with at least one online CPU")
@@ -284,6 +290,12 @@ def _accelerators(facts: Reader) -> Tuple[Accelerator, ...]:
         else device
         for device in found
     )
+
+
+def unread(hardware: Hardware, kind: str) -> bool:
+    """Whether no tool can read the accelerators of `kind` yet: no driver, or one that waits for a reboot."""
+    own = [device for device in hardware.accelerators if device.kind == kind]
+    return bool(own) and all(device.number is None and not device.memory_bytes for device in own)
 
 
 def driver_of(hardware: Hardware, kind: str, part: str = "driver") -> str:

@@ -10,6 +10,7 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Bindin
 from ansible.module_utils.vllm_ansible.plan.backends.cpu import CpuBackend
 from ansible.module_utils.vllm_ansible.plan.builds import plan_builds
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
+from ansible.module_utils.vllm_ansible.plan.facts import unread
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host, Sizing, form_groups
 from ansible.module_utils.vllm_ansible.plan.intake import (
@@ -23,6 +24,7 @@ from ansible.module_utils.vllm_ansible.plan.ports import assign_ports, check_res
 from ansible.module_utils.vllm_ansible.plan.preflight import check_hosts
 from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest
 from ansible.module_utils.vllm_ansible.plan.settings import apply_extras
+from ansible.module_utils.vllm_ansible.plan.stack import driver_to_be, plan_stack
 from ansible.module_utils.vllm_ansible.plan.storage import check_space
 
 BACKENDS: Dict[str, Backend] = {
@@ -80,7 +82,7 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
     catalogue = load_catalogue(inputs.catalogue, inputs.models, findings)
     flags = inputs.flags if isinstance(inputs.flags, dict) else {}
     context = Context(findings, catalogue, flags, {})
-    groups = form_groups(claims, hosts, _sizing(context), findings)
+    groups = form_groups(claims, hosts, _sizing(context, hosts), findings)
     _check_names(groups, findings)
     on_host: Dict[str, List[Group]] = {}
     for group in groups:
@@ -96,7 +98,11 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
     placed = _place(on_host, hosts, context)
     check_hosts(on_host, hosts, context)
     builds = plan_builds([g for g in groups if not g.failed], hosts, inputs.overrides, findings)
-    return assemble(on_host, hosts, placed, builds, networks, findings)
+    stacks = {
+        name: plan_stack(hosts[name], [g for g in planned if not g.failed], context)
+        for name, planned in on_host.items()
+    }
+    return assemble(on_host, hosts, placed, builds, stacks, networks, findings)
 
 
 def _plan_group(group: Group, context: Context) -> None:
@@ -128,20 +134,42 @@ def _plan_group(group: Group, context: Context) -> None:
         apply_extras(group, context)
 
 
-def _sizing(context: Context) -> Sizing:
+def _sizing(context: Context, hosts: Dict[str, Host]) -> Sizing:
     """How many hosts a replica takes, asked of the backend of the first host; hosts of one kind answer alike."""
 
     def kind(claim: Claim, host: Host) -> Any:
         assert host.hardware is not None
         name = claim.request.backend or _found_backend(host)
         device = next((kind for kind, backend in BACKEND_OF.items() if backend == name), None)
-        return (name,) + (kind_of(host.hardware, device) if device else ())
+        if device is None:
+            return (name,)
+        like = host
+        if unread(host.hardware, device):  # a host of the pool that was read already says what the others are
+            like = next((h for h in map(hosts.get, claim.hosts) if h and _read_twin(h, host, device)), host)
+        assert like.hardware is not None
+        found = next((d for d in like.hardware.accelerators if d.kind == device), None)
+        known = context.catalogue.devices.identify(found.raw) if found is not None else None
+        driver = driver_to_be(context.catalogue, host, device, known.family if known else "", claim.request.version)
+        return (name,) + kind_of(like.hardware, device, driver)
 
     def size(claim: Claim, hosts: List[Host]) -> int:
         name = claim.request.backend or _found_backend(hosts[0])
         return BACKENDS[name].size(claim, hosts, context)
 
     return Sizing(kind, size)
+
+
+def _read_twin(host: Host, other: Host, kind: str) -> bool:
+    """Whether the accelerators of `host` were read and are, by their PCI ids, those of `other`."""
+    if host.hardware is None or other.hardware is None or unread(host.hardware, kind):
+        return False
+    ids = [
+        sorted(
+            {(str(d.raw.get("pci")), str(d.raw.get("device_id"))) for d in h.accelerators if d.kind == kind and d.raw}
+        )
+        for h in (host.hardware, other.hardware)
+    ]
+    return bool(ids[0]) and ids[0] == ids[1]
 
 
 def _apportion(host: Host, groups: List[Group], context: Context) -> None:

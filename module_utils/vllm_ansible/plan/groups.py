@@ -24,6 +24,9 @@ class Host:
         self.applied = applied
         self.hardware: Optional[Hardware] = None
         self.address = ""
+        # Pins of the site: the exact release of the kernel, the version of the accelerators' driver.
+        self.kernel = ""
+        self.driver = ""
 
 
 class Group:
@@ -58,6 +61,9 @@ class Group:
         self.allotted: Optional[int] = None
         self.devices: Dict[str, List[int]] = {}
         self.device = ""
+        # Of the device: its family, and on Ascend the target its engine is built for.
+        self.family = ""
+        self.soc_version = ""
         self.quantisation = ""
         # Hosts of the pool that a problem of this group holds for as well, besides its own.
         self.also = 0
@@ -88,9 +94,10 @@ class Group:
 
     @property
     def build(self) -> str:
-        """Name of the build this group runs, e.g. ``vllm-0.32.0-cpu-x86_64``."""
+        """Name of the build this group runs, e.g. ``vllm-0.32.0-cpu-x86_64``, ``vllm-0.23.0-ascend-a2-aarch64``."""
         assert self.row is not None and self.head.hardware is not None
-        return "{}-{}-{}-{}".format(self.row.engine, self.row.version, self.backend, self.head.hardware.architecture)
+        kind = "-".join([self.backend] + [self.family] * (self.backend == "ascend"))
+        return "{}-{}-{}-{}".format(self.row.engine, self.row.version, kind, self.head.hardware.architecture)
 
 
 NEVER = -1

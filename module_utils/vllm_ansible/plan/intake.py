@@ -2,6 +2,7 @@
 """Reads what the caller gave: hosts, their pools and requests, hardware facts, catalogue, networks."""
 
 import ipaddress
+import re
 from typing import Any, Dict, List
 
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key, plain
@@ -11,6 +12,30 @@ from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Host
 from ansible.module_utils.vllm_ansible.plan.preflight import SAID_HERE
 from ansible.module_utils.vllm_ansible.plan.requests import Claim, nearest, read_claims
+
+# Host variables engine_<key> that pin what is below the engine: key, pattern, what it has to be.
+PINS = (
+    ("kernel", r"[0-9]+\.[0-9]+[A-Za-z0-9._+~-]*",
+     "a release as uname -r prints it, such as 4.19.90-52.22.v2207.ky10.aarch64"),
+    ("driver", r"[0-9]+(\.[0-9A-Za-z]+)+", 'a version of the driver in quotes, such as "25.5.0"'),
+)  # fmt: skip
+
+
+def _pin(host: str, entry: Dict[str, Any], key: str, pattern: str, wanted: str, findings: Findings) -> str:
+    value = entry.get(key)
+    if value is None or value == "":
+        return ""
+    if isinstance(value, str) and re.match(pattern + r"\Z", value):
+        return value
+    findings.problem(
+        "E_REQUEST_VALUE",
+        "engine_{} cannot be {!r}".format(key, value),
+        "engine_{}: {}".format(key, wanted),
+        host=host,
+        field="engine_" + key,
+        seen=value,
+    )
+    return ""
 
 
 def read_hosts(raw: Dict[str, Any], findings: Findings) -> Dict[str, Host]:
@@ -28,6 +53,8 @@ def read_hosts(raw: Dict[str, Any], findings: Findings) -> Dict[str, Host]:
             entry.get("left_out") is True,
             applied if isinstance(applied, dict) else {},
         )
+        for key, pattern, wanted in PINS:
+            setattr(hosts[name], key, _pin(name, entry, key, pattern, wanted, findings))
     if not any(host.engine for host in hosts.values()):
         findings.problem(
             "E_NO_HOSTS",

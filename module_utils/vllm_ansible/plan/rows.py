@@ -4,7 +4,7 @@
 import re
 from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import platforms, versions
+from ansible.module_utils.vllm_ansible.plan import hdk, platforms, versions
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, Row
 
 
@@ -12,7 +12,8 @@ class MachineFacts(NamedTuple):
     """What a row depends on. Texts are empty when the facts do not say.
 
     `families`: the device families present, none on CPU hosts. `driver` and `firmware` are empty until they are
-    installed, which is no obstacle: the plan installs them. `os_version` is VERSION_ID of os-release, `os_label` its
+    installed, which is no obstacle: the plan installs them. `driver_pinned`: the site asks for this driver, whatever is
+    installed. `os_version` is VERSION_ID of os-release, `os_label` its
     VERSION (``V10 (Lance)``).
     """
 
@@ -26,6 +27,7 @@ class MachineFacts(NamedTuple):
     glibc: str = ""
     page_size_bytes: int = 0
     isa: FrozenSet[str] = frozenset()
+    driver_pinned: bool = False
 
 
 class Rejected(NamedTuple):
@@ -46,11 +48,14 @@ class Choice(NamedTuple):
     cautions: Tuple[str, ...] = ()
 
 
-def facts_of(hardware: Any, families: Sequence[str] = (), driver: str = "", firmware: str = "") -> MachineFacts:
-    """Return the facts rows depend on, from the planner's hardware (`facts.Hardware`)."""
+def facts_of(
+    hardware: Any, families: Sequence[str] = (), driver: str = "", firmware: str = "", pinned: str = ""
+) -> MachineFacts:
+    """Return the facts rows depend on, from the planner's hardware (`facts.Hardware`) and a pinned driver."""
     return MachineFacts(
+        driver_pinned=bool(pinned) and pinned != driver,
         families=tuple(sorted(set(families))),
-        driver=driver,
+        driver=pinned or driver,
         firmware=firmware,
         os_id=hardware.os_id,
         os_version=hardware.os_version,
@@ -162,16 +167,42 @@ def _pages(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Reje
 
 
 def _driver(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
-    if not row.drivers or not facts.driver:
+    """The driver has to be one the row's toolkit was released for, or one of those has to be there to install."""
+    if not row.drivers:
         return None
-    if versions.valid(facts.driver) and versions.matches(facts.driver, row.drivers):
+    if facts.driver and versions.valid(facts.driver) and versions.matches(facts.driver, row.drivers):
+        return None
+    if row.backend != "ascend" and not facts.driver:
         return None
     toolkit = next((k for k in ("cann", "cuda") if k in row.versions), "")
     wanted = "driver {}".format(in_words(row.drivers))
     needs = "{} {}".format(toolkit.upper(), row.versions[toolkit]) if toolkit else "the row"
+    if not facts.driver:
+        if row.status != "installable" or hdk.for_row(catalogue.hdk, row, facts.families, facts.architecture):
+            return None
+        return Rejected(
+            row.name, "{} needs {}, and the firmware of none of them is known for {} on {}".format(
+                needs, wanted, ", ".join(facts.families), facts.architecture), "none installed",
+            "a release with driver and firmware in deployment_plan_catalogue_overrides.hdk", "catalogue.hdk",
+        )  # fmt: skip
+    others = replacements(catalogue, row, facts)
+    older = versions.valid(facts.driver) and all(versions.compare(facts.driver, r.driver) < 0 for r in others)
+    if others and older and not facts.driver_pinned:
+        return None  # it will be replaced; a newer one is not, unasked
+    if others:
+        wanted += ", or {} engine_driver: {}".format(
+            "instead" if facts.driver_pinned else "to replace it", " or ".join(r.driver for r in others))  # fmt: skip
     return Rejected(
-        row.name, "{} needs {}".format(needs, wanted), facts.driver, wanted, "vllm_hardware.accelerators.driver"
+        row.name, "{} needs driver {}".format(needs, in_words(row.drivers)), facts.driver, wanted,
+        "engine_driver" if facts.driver_pinned else "vllm_hardware.accelerators.driver",
     )  # fmt: skip
+
+
+def replacements(catalogue: Catalogue, row: Row, facts: MachineFacts) -> List[hdk.Hdk]:
+    """Return the driver releases that could be installed on the machine for `row`, best first."""
+    if row.backend != "ascend" or row.status != "installable" or _platform(catalogue, row, facts._replace(driver="")):
+        return []
+    return hdk.for_row(catalogue.hdk, row, facts.families, facts.architecture)
 
 
 def in_words(ranges: Sequence[str]) -> str:
@@ -182,7 +213,8 @@ def in_words(ranges: Sequence[str]) -> str:
 
 def _platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
     """Where no driver is installed yet, the vendor has to offer one for the operating system."""
-    if facts.driver or row.backend != "ascend" or not catalogue.platforms or not facts.os_id:
+    there = facts.driver and not facts.driver_pinned
+    if there or row.backend != "ascend" or not catalogue.platforms or not facts.os_id:
         return None
     found = platforms.find(catalogue.platforms, facts.os_id, facts.os_version, facts.os_label)
     offered = found.families.get(facts.architecture, ()) if found else ()
@@ -203,7 +235,7 @@ CHECKS: Tuple[Check, ...] = (_architecture, _isa, _glibc, _pages, _driver)
 def missing_features(row: Row, driver: str) -> List[Tuple[str, str, str]]:
     """Return (feature, component, floor) for each feature whose floor the row or this driver does not reach.
 
-    A driver that is not installed yet reaches every floor: the plan installs one that does.
+    `driver` is the one the host will have; an empty one reaches every floor.
     """
     found = dict(row.versions, **({"driver": driver} if driver else {}))
     return [

@@ -8,6 +8,11 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Binding
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 
 KEEP_RELEASES = 2
+# Where role ascend_cann writes CANN's environment, and the group that may open the devices (guides of the driver).
+CANN_ENVIRONMENT = "/etc/vllm/ascend.env"
+ASCEND_GROUP = "HwHiAiUser"
+# LoadCredential= came with systemd 247.
+CREDENTIALS_SINCE = 247
 
 
 def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding], networks: List[str]) -> Dict[str, Any]:
@@ -73,9 +78,22 @@ def device_files(group: Group, host: Host) -> List[str]:
     return []
 
 
+def _handed_over(host: Host, group: Group) -> Dict[str, Any]:
+    """What not every instance needs: CANN's environment, the group of the devices, another way to get the key."""
+    assert host.hardware is not None
+    more: Dict[str, Any] = {}
+    if group.backend == "ascend":
+        more["environment_files"] = [CANN_ENVIRONMENT]
+        more["supplementary_groups"] = [host.hardware.ascend_group or ASCEND_GROUP]
+    if 0 < host.hardware.systemd < CREDENTIALS_SINCE:
+        more["key_handover"] = "runtime_directory"
+    return more
+
+
 def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
     assert host.hardware is not None and group.row is not None and group.model is not None
     return {
+        **_handed_over(host, group),
         "name": group.instance,
         "group": group.name,
         "build": group.build,

@@ -21,7 +21,11 @@ Key = Tuple[Tuple[int, ...], Tuple[Tuple[int, int], ...], Tuple[Tuple[int, int, 
 
 def valid(version: str) -> bool:
     """Whether `version` can be compared at all."""
-    return bool(_VALID.match(version.strip().lower()))
+    try:
+        key(version)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)

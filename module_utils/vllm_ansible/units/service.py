@@ -12,8 +12,9 @@ UNIT_DIRECTORY = "/etc/systemd/system"
 SUPERVISOR = "/opt/vllm/libexec/vllm-supervisor"
 CREDENTIAL_DIRECTORY = "/etc/vllm/credentials"
 
-# LoadCredential= came with 247; an older systemd ignores it, and the supervisor then refuses to start.
-MINIMUM_SYSTEMD = 247
+# Oldest systemd by the way the API key is handed over. LoadCredential= came with 247; an older systemd ignores it, and
+# the supervisor then refuses to start. 243 is that of Kylin V10, the oldest the other way was written for.
+MINIMUM_SYSTEMD = {"credential": 247, "runtime_directory": 243}
 
 # Exit status 78 is the supervisor's "no restart can cure this", 243 systemd's own "a credential is missing".
 HOPELESS_EXIT_STATUS = "78 243"
@@ -96,6 +97,12 @@ def check(spec):
     for device in spec["devices"]:
         if not re.match(r"^/dev/[A-Za-z0-9/_.-]+$", device):
             problems.append("devices: {!r} is not a path below /dev".format(device))
+    for path in spec["environment_files"]:
+        if not re.match(r"^/[A-Za-z0-9/_.-]+$", path):
+            problems.append("environment_files: {!r} is not an absolute path of letters, digits, _ . -".format(path))
+    for group in spec["supplementary_groups"]:
+        if not re.match(r"^[A-Za-z_][A-Za-z0-9_-]*$", group):
+            problems.append("supplementary_groups: {!r} is not the name of a group".format(group))
     for network in spec["allowed_networks"]:
         if not re.match(r"^[0-9A-Fa-f.:]+(/\d{1,3})?$", network):
             problems.append("allowed_networks: {!r} is not an address or network such as 10.1.0.0/16".format(network))
@@ -110,7 +117,8 @@ def render(spec):
 
     Args:
         spec: dict with instance, served_model_name, listen_address, port, user, group, model_size_bytes,
-            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, allowed_networks,
+            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_files,
+            supplementary_groups, key_handover, allowed_networks,
             restart_burst, restart_interval_seconds, stop_timeout_seconds, watchdog_seconds; as the options of
             the module vllm_service_unit, checked by :func:`check`.
     """
@@ -127,6 +135,10 @@ def render(spec):
         ("ExecStart", command),
         ("User", spec["user"]),
         ("Group", spec["group"]),
+    ]
+    if spec["supplementary_groups"]:
+        service.append(("SupplementaryGroups", " ".join(spec["supplementary_groups"])))
+    service += [
         ("WorkingDirectory", "/var/lib/vllm/" + instance),
         ("StateDirectory", "vllm/" + instance),
         ("StateDirectoryMode", "0750"),
@@ -135,7 +147,10 @@ def render(spec):
         ("RuntimeDirectory", "vllm/" + instance),
         ("RuntimeDirectoryMode", "0750"),
         ("Environment", "HOME=/var/lib/vllm/{} LANG=C.UTF-8".format(instance)),
-        ("LoadCredential", "api-key:{}/{}.key".format(CREDENTIAL_DIRECTORY, instance)),
+    ]
+    service += [("EnvironmentFile", path) for path in spec["environment_files"]]
+    service += _handover(spec)
+    service += [
         ("StandardOutput", "journal"),
         ("StandardError", "journal"),
         ("SyslogIdentifier", "vllm-" + instance),
@@ -193,6 +208,19 @@ def render(spec):
         # systemd expands % in values, and a line break would start another directive.
         lines += [key + "=" + " ".join(value.replace("%", "%%").split("\n")) for key, value in entries]
     return "\n".join(lines) + "\n"
+
+
+def _handover(spec):
+    """How the supervisor gets the API key. Either way a missing key keeps the unit down."""
+    key = "{}/{}.key".format(CREDENTIAL_DIRECTORY, spec["instance"])
+    if spec["key_handover"] == "credential":
+        return [("LoadCredential", "api-key:" + key)]
+    # The runtime directory is new at each start and gone after each stop; "+" runs as root, outside the sandbox.
+    directory = "/run/vllm/" + spec["instance"]
+    copy = "+/usr/bin/install --no-target-directory --mode=0400 --owner={} --group={} {} {}/api-key".format(
+        spec["user"], spec["group"], key, directory
+    )
+    return [("ExecStartPre", copy), ("Environment", "CREDENTIALS_DIRECTORY=" + directory)]
 
 
 def _allowed(spec):

@@ -9,6 +9,7 @@ cannot be missed, because nobody has to remember that something changed.
 import hashlib
 import json
 import os
+import re
 
 from ansible.module_utils.vllm_ansible.units.service import CREDENTIAL_DIRECTORY, SUPERVISOR, unit_path
 
@@ -23,9 +24,18 @@ def watched_paths(instance, root=""):
         "{}/{}.key".format(CREDENTIAL_DIRECTORY, instance),
         "/opt/vllm/instances/{}/current".format(instance),
     ]
+    paths += environment_files(root + unit_path(instance))
     if os.path.isdir(root + drop_ins):
         paths += [drop_ins + "/" + name for name in os.listdir(root + drop_ins) if name.endswith(".conf")]
     return sorted(path for path in paths if os.path.lexists(root + path))
+
+
+def environment_files(unit):
+    """Return the paths that a unit file names in EnvironmentFile=, [] when there is no unit."""
+    if not os.path.isfile(unit):
+        return []
+    with open(unit, encoding="utf-8") as stream:
+        return [path.replace("%%", "%") for path in re.findall(r"^EnvironmentFile=(\S+)$", stream.read(), re.MULTILINE)]
 
 
 def state_digest(instance, root=""):

@@ -94,6 +94,19 @@ def test_an_old_systemd_is_refused(root, run_module):
     assert result["failed"]
     assert "systemd 243" in result["msg"]
     assert "247" in result["msg"]
+    assert "runtime_directory" in result["msg"]
+
+
+def test_an_old_systemd_gets_the_key_in_the_runtime_directory(root, run_module):
+    old = (["systemctl", "--version"], 0, "systemd 243 (v243)", "")
+    result = run_module(vllm_service_unit, {**PARAMS, "key_handover": "runtime_directory"}, commands=[old, INACTIVE])
+    assert result["changed"]
+    assert "LoadCredential=" not in result["text"]
+    older = (["systemctl", "--version"], 0, "systemd 219", "")
+    result = run_module(vllm_service_unit, {**PARAMS, "key_handover": "runtime_directory"}, commands=[older])
+    assert result["failed"]
+    assert "that needs 243" in result["msg"]
+    assert "newer systemd" in result["msg"]
 
 
 @pytest.mark.parametrize("params", [{**PARAMS, "instance": "../one"}, {"instance": "../one", "state": "absent"}])

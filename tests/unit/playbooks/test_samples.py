@@ -132,20 +132,20 @@ def test_what_was_not_looked_at_is_not_installed():
 
 
 def test_what_is_only_planned_is_not_installed(tmp_path):
-    """An Atlas 800I A3 that was looked at (its facts are a recording): this version plans it, no role installs it."""
+    """300I Duo that were looked at (their facts are a recording): this version plans them, no role installs them."""
     host = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ansible_become": False,
         "engine_address": "192.0.2.11",
-        "engine_request": {"model": "qwen3-8b"},
+        "engine_request": {"model": "qwen2.5-7b-instruct"},
         "hardware_facts_recorded_directory": str(golden.MACHINES),
-        "hardware_facts_recorded_machine": "atlas-800i-a3",
+        "hardware_facts_recorded_machine": "atlas-300i-duo",
     }
     inventory = {"all": {"children": {"engines": {"children": {"pool_r1": {"hosts": {"npu01": host}}}}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     run = play(tmp_path / "hosts.yml", "site.yml")
     assert run.returncode == 2
     assert "The plan is valid, but cannot be installed yet; nothing was changed." in run.stdout
-    assert "r1-npu01: row vllm-ascend-0.23.0.post1 is known and planned" in " ".join(run.stdout.split())
+    assert "r1-npu01: row vllm-ascend-0.23.0.post1-310p is known and planned" in " ".join(run.stdout.split())
     assert "changed=0" in run.stdout and "TASK [host_baseline" not in run.stdout

@@ -114,7 +114,7 @@ class AcceleratorBackend(Backend):
         if len(usable) < len(found):
             return None
         device = usable[0].device
-        group.device = device.name
+        group.device, group.family, group.soc_version = device.name, device.family, device.soc_version
         if not checks.check_alike(group, usable, self.kind, context):
             return None
         checks.choose_row(group, usable, self.kind, context)

@@ -4,16 +4,18 @@
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import rows
+from ansible.module_utils.vllm_ansible.plan import rows, stack
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.devices import Device
-from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of
+from ansible.module_utils.vllm_ansible.plan.facts import Accelerator, Hardware, driver_of, unread
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 from ansible.module_utils.vllm_ansible.plan.models import METHODS, Model
 
 # Field of the facts that speaks against a row -> code of the problem.
 ROW_CODES = {
+    "catalogue.hdk": "E_HDK",
+    "engine_driver": "E_DRIVER",
     "vllm_hardware.accelerators.driver": "E_DRIVER",
     "vllm_hardware.architecture": "E_ARCHITECTURE",
     "vllm_hardware.cpu.isa": "E_ISA",
@@ -72,6 +74,13 @@ def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optio
              ", ".join(sorted(devices)), host)  # fmt: skip
         return None
     device = healthy[0][1]
+    if unread(host.hardware, kind) and device.backend == "ascend":
+        context.findings.warning(
+            "W_DEVICES_UNREAD",
+            "No tool can read the {} devices of {} yet: planned as {} of {}. When their driver is there, site.yml "
+            "reads them and plans again".format(len(own), host.name, device.name, gib(device.memory_bytes)),
+            host.name, "vllm_hardware.accelerators",
+        )  # fmt: skip
     if not device.supported:
         fail(group, context, "E_DEVICE_UNSUPPORTED",
              "The {} of {} cannot serve language models: {}".format(device.name, host.name, device.because),
@@ -127,10 +136,17 @@ def device_bytes(found: Found) -> int:
 def check_alike(group: Group, found: Sequence[Found], kind: str, context: Context) -> bool:
     """Whether the hosts of one replica agree in device, driver and architecture, as they have to."""
     hardware = [host.hardware for host in group.hosts if host.hardware is not None]
+    # what was read speaks for what was not yet
+    names = [f.device.name for f, h in zip(found, hardware) if not unread(h, kind)] or [f.device.name for f in found]
+    names = [names[0] if unread(h, kind) else f.device.name for f, h in zip(found, hardware)]
+    drivers = [
+        stack.driver_to_be(context.catalogue, host, kind, f.device.family, group.request.version) or "none"
+        for host, f in zip(group.hosts, found)
+    ]
     facts: Tuple[Tuple[str, str, List[str], str], ...] = (
-        ("devices", "vllm_hardware.accelerators", [f.device.name for f in found], "hosts with the same device"),
-        ("driver versions", "vllm_hardware.accelerators.driver",
-         [driver_of(h, kind) or "none" for h in hardware], "install the same driver on all of them"),
+        ("devices", "vllm_hardware.accelerators", names, "hosts with the same device"),
+        ("driver versions", "vllm_hardware.accelerators.driver", drivers,
+         "install the same driver on all of them" + ", or name it: engine_driver" * (kind == "npu")),
         ("architectures", "vllm_hardware.architecture", [h.architecture for h in hardware],
          "hosts of one architecture"),
     )  # fmt: skip
@@ -150,8 +166,8 @@ def choose_row(group: Group, found: Sequence[Found], kind: str, context: Context
     machines: Dict[rows.MachineFacts, Host] = {}
     for host, own in zip(group.hosts, found):
         assert host.hardware is not None
-        versions = [driver_of(host.hardware, kind, part) for part in ("driver", "firmware")]
-        machines.setdefault(rows.facts_of(host.hardware, [own.device.family], *versions), host)
+        driver, firmware = (driver_of(host.hardware, kind, part) for part in ("driver", "firmware"))
+        machines.setdefault(rows.facts_of(host.hardware, [own.device.family], driver, firmware, host.driver), host)
     for release in [pinned] + [row.release for row in rows.candidates(context.catalogue, group.backend, pinned)]:
         choices = [rows.choose(context.catalogue, group.backend, release, machine) for machine in machines]
         unfit = [(host, choice) for host, choice in zip(machines.values(), choices) if choice.row is None]
@@ -288,11 +304,11 @@ def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> N
             host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
 
 
-def kind_of(hardware: Hardware, kind: str) -> Tuple[Any, ...]:
-    """What hosts have to share to work as one replica."""
+def kind_of(hardware: Hardware, kind: str, driver: str) -> Tuple[Any, ...]:
+    """What hosts have to share to work as one replica; `driver` is the one they will have."""
     own = [d for d in hardware.accelerators if d.kind == kind]
     models = tuple(sorted({(str((d.raw or {}).get("device_id")), d.model, d.memory_bytes) for d in own}))
-    return (kind, models, sum(d.healthy for d in own), driver_of(hardware, kind), hardware.architecture)
+    return (kind, models, sum(d.healthy for d in own), driver, hardware.architecture)
 
 
 def _decide_quantisation(group: Group, device: Device, context: Context) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Dict, List
 from ansible.module_utils.vllm_ansible.plan import rows
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_fit import utilisation
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context
-from ansible.module_utils.vllm_ansible.plan.facts import driver_of
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.stack import driver_to_be
 
 # One pair of ports per replica for what its hosts tell each other; the tutorials of vllm-ascend start at this one.
 FIRST_INTERNAL = 13389
@@ -44,7 +44,7 @@ def decide_settings(group: Group, kind: str, context: Context) -> None:
     group.flags = flags
     group.environment = {key: str(value) for key, value in row.environment.items()}
     assert group.head.hardware is not None
-    driver = driver_of(group.head.hardware, kind)
+    driver = driver_to_be(context.catalogue, group.head, kind, group.family, group.request.version)
     for feature, component, floor in rows.missing_features(row, driver):
         context.findings.decide(
             "R_FEATURE_OFF", "engine." + feature, False,

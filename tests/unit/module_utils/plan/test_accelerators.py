@@ -38,7 +38,7 @@ def host(machine: str, number: int, request: Any, **facts: Any) -> dict[str, Any
 
 def plan(hosts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     given_ = {"catalogue": golden.catalogue(), "overrides": golden.SERIES, "flags": golden.flags(), **changes}
-    return plan_fleet(Inputs(hosts, **given_))
+    return plan_fleet(Inputs({**hosts, "build01": {"groups": ["build"]}}, **given_))
 
 
 def several(machine: str, count: int, request: Any, **facts: Any) -> dict[str, Any]:

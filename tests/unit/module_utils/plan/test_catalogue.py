@@ -22,6 +22,7 @@ def test_every_entry_can_be_used():
     assert [len(catalogue.rows), len(catalogue.models)] == [len(RAW["rows"]), len(RAW["models"])]
     assert [len(catalogue.devices.all), len(catalogue.platforms)] == [len(RAW["devices"]), len(RAW["platforms"])]
     assert len(catalogue.tuning) == len(RAW["tuning"])
+    assert len(catalogue.hdk) == len(RAW["hdk"])
 
 
 def test_rows_and_models_are_enough():
@@ -54,7 +55,9 @@ def test_an_entry_without_sources_is_refused(part):
         ({"features": {"graph": {"driver": "new"}}}, "features"),
         ({"families": []}, "families"),
         ({"families": ["a2", "a9"]}, "families"),
-        ({"status": "installable"}, "release_bytes"),
+        ({"status": "installable", "unverified": {}}, "release_bytes"),
+        ({"cxx_abi": "1"}, "cxx_abi"),
+        ({"chips": {"a2": "910b"}}, "chips"),
         ({"status": "perhaps"}, "status"),
         ({"quantisations": ["int3"]}, "quantisations"),
         ({"memory": {"utilisation": 1.5}}, "memory.utilisation"),

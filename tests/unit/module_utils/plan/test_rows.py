@@ -46,15 +46,21 @@ KUNPENG = MachineFacts(
         ("ascend", A2._replace(families=("a3",), driver="26.0.rc1"), "vllm-ascend-0.23.0.post1"),
         ("ascend", A2._replace(driver="25.7.RC1"), "vllm-ascend-0.23.0.post1"),  # the same as 26.0.RC1
         ("ascend", A2._replace(driver="25.3.rc1"), "vllm-ascend-0.23.0.post1"),
-        ("ascend", A2._replace(driver="25.0.rc1.1"), "vllm-ascend-0.18.0"),
-        ("ascend", A2._replace(driver="24.1.rc3.7"), "vllm-ascend-0.9.1"),
+        ("ascend", A2._replace(driver="25.0.rc1.1"), "vllm-ascend-0.23.0.post1"),  # it will be replaced
+        ("ascend", A2._replace(driver="23.0.3"), "vllm-ascend-0.23.0.post1"),
+        ("ascend", A2._replace(driver="25.0.rc1.1", driver_pinned=True), "vllm-ascend-0.18.0"),
+        ("ascend", A2._replace(driver="24.1.rc3.7", driver_pinned=True), "vllm-ascend-0.9.1"),
+        (
+            "ascend",
+            A2._replace(driver="25.0.rc1.1", os_label="22.03 (LTS-SP1)"),
+            "vllm-ascend-0.18.0",
+        ),  # none is offered
         ("ascend", A2._replace(families=("a3",), driver="24.1.rc3.7"), None),  # 0.9.1 is made for the A2
-        ("ascend", A2._replace(driver="23.0.3"), None),
-        ("ascend", A2._replace(driver="26.0.rc2"), None),
+        ("ascend", A2._replace(driver="26.0.rc2"), None),  # nothing is downgraded unasked
         ("ascend", A2._replace(driver="?"), None),
         ("ascend", A2._replace(driver=""), "vllm-ascend-0.23.0.post1"),  # it will be installed
         ("ascend", A2._replace(families=("310p",)), "vllm-ascend-0.23.0.post1-310p"),
-        ("ascend", A2._replace(families=("950",)), "vllm-ascend-0.23.0.post1"),
+        ("ascend", A2._replace(families=("950",)), "vllm-ascend-0.23.0.post1-950"),
         ("ascend", A2._replace(families=("a1",)), None),
         ("ascend", A2._replace(families=("a2", "310p")), None),
         ("ascend", A2._replace(architecture="riscv64"), None),
@@ -89,7 +95,10 @@ def test_the_newest_row_that_fits_everything(backend, machine, row):
 @pytest.mark.parametrize(
     ("backend", "machine", "reason", "seen", "set_to"),
     [
-        ("ascend", A2._replace(driver="24.1.0"), "CANN 9.1.0 needs driver 25.2.X", "24.1.0", "or 26.1.0.X"),
+        ("ascend", A2._replace(driver="26.0.rc2"), "CANN 9.1.0 needs driver 25.2.X", "26.0.rc2",
+         "or 26.1.0.X, or to replace it engine_driver: 25.5.0"),
+        ("ascend", A2._replace(driver="?"), "CANN 9.1.0 needs driver 25.2.X", "?", "or to replace it"),
+        ("ascend", A2._replace(driver="27.0.0", driver_pinned=True), "CANN 9.1.0 needs driver", "27.0.0", "instead"),
         ("ascend", A2._replace(families=("a1",)), "does not run on a1 (vllm-ascend does not", "a1", "a3"),
         ("ascend", A2._replace(page_size_bytes=16384), "memory pages of 4096 or 65536 bytes", "16384", "4096"),
         ("ascend", A2._replace(driver="", os_label="22.03 (LTS-SP1)"), "no driver for a2 is offered", "openEuler 22.03",
@@ -103,7 +112,8 @@ def test_the_newest_row_that_fits_everything(backend, machine, row):
 def test_a_rejected_row_says_why_and_what_would_fit(backend, machine, reason, seen, set_to):
     rejected = rows.choose(CATALOGUE, backend, None, machine).rejected
     assert any(reason in r.reason and seen in r.seen and set_to in r.set_to for r in rejected), rejected
-    assert all(r.row in RAW["rows"] and r.field.startswith("vllm_hardware.") for r in rejected)
+    assert all(r.row in RAW["rows"] for r in rejected)
+    assert all(r.field.startswith("vllm_hardware.") or r.field == "engine_driver" for r in rejected)
 
 
 def test_every_reason_of_a_row_is_given_at_once():
@@ -113,7 +123,7 @@ def test_every_reason_of_a_row_is_given_at_once():
 
 
 def test_rows_for_other_devices_are_not_mentioned():
-    chosen = rows.choose(CATALOGUE, "ascend", None, A2._replace(driver="25.0.rc1.1"))
+    chosen = rows.choose(CATALOGUE, "ascend", None, A2._replace(driver="25.0.rc1.1", driver_pinned=True))
     assert [r.row for r in chosen.rejected] == ["vllm-ascend-0.23.0.post1"]
 
 
@@ -135,7 +145,7 @@ def test_a_pin_means_the_engine_or_the_plugin(pinned, row):
 
 
 def test_a_pinned_row_that_does_not_fit_is_not_replaced():
-    chosen = rows.choose(CATALOGUE, "ascend", "0.23.0", A2._replace(driver="25.0.rc1.1"))
+    chosen = rows.choose(CATALOGUE, "ascend", "0.23.0", A2._replace(driver="26.0.rc2"))
     assert chosen.row is None
     assert {r.row for r in chosen.rejected} == {"vllm-ascend-0.23.0.post1"}
 
@@ -221,7 +231,7 @@ def test_facts_of_a_recorded_machine():
     assert found.families == ("a2",)
     assert (found.os_id, found.os_version, found.os_label) == ("openEuler", "22.03", "22.03 LTS")
     assert (found.architecture, found.page_size_bytes) == ("aarch64", 4096)
-    assert rows.choose(CATALOGUE, "ascend", None, found).row.name == "vllm-ascend-0.18.0"
+    assert rows.choose(CATALOGUE, "ascend", None, found).row.name == "vllm-ascend-0.23.0.post1"
 
 
 @pytest.mark.parametrize(

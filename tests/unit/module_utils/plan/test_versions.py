@@ -50,9 +50,10 @@ def test_what_is_no_version_is_refused_by_name(text):
         versions.compare(text, "1.0")
 
 
-def test_validity_is_about_the_characters():
+def test_what_cannot_be_compared_is_not_valid():
     assert versions.valid("25.0.rc1.1")
     assert not versions.valid("[N/A]")
+    assert not versions.valid("25.foo")  # a word that has no place in the order of versions
 
 
 @pytest.mark.parametrize(

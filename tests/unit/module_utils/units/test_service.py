@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unit's text against golden files, and the start limit."""
 
+import os
+import pwd
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -22,6 +25,9 @@ CPU = {
     "memory_max_bytes": 6 << 30,
     "shared_memory_bytes": None,
     "devices": [],
+    "environment_files": [],
+    "supplementary_groups": [],
+    "key_handover": "credential",
     "allowed_networks": ["10.20.0.0/16"],
     "restart_burst": 6,
     "restart_interval_seconds": 600,
@@ -38,17 +44,20 @@ NPU = {
     "memory_max_bytes": None,
     "shared_memory_bytes": 16 << 30,
     "devices": ["/dev/davinci0", "/dev/davinci_manager"],
+    "environment_files": ["/etc/vllm/ascend.env"],
+    "supplementary_groups": ["HwHiAiUser"],
 }
+OLD = {**NPU, "key_handover": "runtime_directory"}
 
 
-@pytest.mark.parametrize(("name", "spec"), [("cpu", CPU), ("npu", NPU)])
+@pytest.mark.parametrize(("name", "spec"), [("cpu", CPU), ("npu", NPU), ("npu-systemd-243", OLD)])
 def test_the_text_is_the_golden_one(name, spec):
     assert service.check(spec) == []
     assert service.render(spec) == (GOLDEN / f"{name}.service").read_text()
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-@pytest.mark.parametrize("spec", [CPU, NPU])
+@pytest.mark.parametrize("spec", [CPU, NPU, OLD])
 def test_systemd_knows_every_directive(spec, tmp_path):
     # The interpreter is not installed here; a program that exists lets the rest be judged.
     path = tmp_path / "vllm-x.service"
@@ -78,6 +87,8 @@ def test_start_limit(size, speed, seconds):
     [
         ({"instance": "Big One"}, "instance: 'Big One'"),
         ({"instance": "../x"}, "instance: '../x'"),
+        ({"environment_files": ["-/etc/x"]}, "environment_files: '-/etc/x'"),
+        ({"supplementary_groups": ["a b"]}, "supplementary_groups: 'a b'"),
         ({"instance": "models"}, "instance: 'models'"),
         ({"port": 70000}, "port: 70000"),
         ({"devices": ["/dev/../etc rw\nUser=root"]}, "devices:"),
@@ -93,3 +104,23 @@ def test_what_cannot_be_a_unit_is_named(change, word):
 def test_a_line_break_cannot_smuggle_a_directive():
     lines = service.render({**CPU, "served_model_name": "m\nUser=root"}).splitlines()
     assert "User=root" not in lines
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the copy belongs to another user")
+def test_the_key_is_copied_as_the_unit_says_or_the_unit_stays_down(tmp_path):
+    """The command of ExecStartPre=, run here: a link that waits in its place is replaced, never followed."""
+    line = next(line for line in service.render(OLD).splitlines() if line.startswith("ExecStartPre="))
+    assert line.startswith("ExecStartPre=+/")
+    command = line.partition("+")[2]
+    for path, own in (("/etc/vllm/credentials/deepseek-r1.key", "key"), ("/run/vllm/deepseek-r1/", "")):
+        command = command.replace(path, f"{tmp_path}/{own}")
+    words = command.replace("=vllm", "=nobody").replace("--group=nobody", "--group=nogroup").split()
+    assert subprocess.run(words, capture_output=True, check=False).returncode != 0, "without a key nothing starts"
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "victim").write_text("victim")
+    (tmp_path / "api-key").symlink_to(tmp_path / "victim")
+    subprocess.run(words, check=True)
+    copied = (tmp_path / "api-key").lstat()
+    assert (stat.S_IMODE(copied.st_mode), stat.S_ISREG(copied.st_mode)) == (0o400, True)
+    assert copied.st_uid == pwd.getpwnam("nobody").pw_uid
+    assert (tmp_path / "victim").read_text() == "victim"
