@@ -139,6 +139,7 @@ def test_a_wrong_value_is_named_with_the_needed_one(changes, code, seen, needed)
         {"disks.0.size_bytes": None, "disks.0.kind": None},
         {"disks.0.kind": "virtual"},
         {"memory.modules": None},
+        {"memory.modules": {"populated_channels": 32, "channels": 32}},
         {"memory.modules": {"populated_channels": None, "channels": None, "populated": 8, "slots": 32}},
         {"accelerators.*.used_bytes": None, "accelerators.*.processes": None, "accelerators.*.compatibility": None},
     ],
@@ -181,6 +182,14 @@ def test_two_npus_of_eight_that_left_the_bus_are_counted():
     hardware["accelerators"] = hardware["accelerators"][2:]
     hardware["accelerator_links"] = [e for e in hardware["accelerator_links"] if not gone & {e["a"], e["b"]}]
     assert said(plan(hardware)) == {"W_DEVICE_COUNT": (6, "8 or 16")}
+
+
+def test_more_devices_than_servers_of_ours_have_are_none_too_few():
+    hardware = facts()
+    npu = hardware["accelerators"][0]
+    hardware["accelerator_links"] = []
+    hardware["accelerators"] += [{**npu, "pci": f"0000:e{n}:00.0", "index": 8 + n} for n in range(9)]
+    assert "W_DEVICE_COUNT" not in said(plan(hardware))
 
 
 def test_a_health_alarm_names_the_device_and_leaves_it_out():
