@@ -286,8 +286,8 @@ ansible_facts:
           description:
             - Device files of NPUs. C(devices), the C(/dev/davinciN) there are; C(access), each C(owner), C(group) and
               C(mode) that occurs among them; C(managers), with C(path), C(present) and the same; C(ascend_user),
-              C(ascend_group) and C(for_all) (usable by everyone) of C(/etc/ascend_install.info); C(group_members) of
-              that group; C(pci_count), the NPUs on the bus.
+              C(ascend_group) and C(for_all) (usable by everyone) of C(/etc/ascend_install.info); C(pci_count), the NPUs
+              on the bus.
           type: dict
           returned: always
         rdma:

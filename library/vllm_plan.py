@@ -155,8 +155,8 @@ drift:
   type: dict
 problems:
   description:
-    - Every reason why there is no valid plan. C(seen) is the value found, C(set) what to change; C(needed), the value it
-      has to be, is there where one can be named.
+    - Every reason why there is no valid plan. C(seen) is the value found, C(set) what to change; C(needed), the value
+      it has to be, is there where one can be named.
   returned: always
   type: list
   elements: dict
@@ -169,8 +169,8 @@ problems:
       message: engine_request has no key 'modle'
 warnings_found:
   description:
-    - What the operator should know although the plan is valid. Those of the preflight have C(seen), C(needed) and C(set)
-      as problems have.
+    - What the operator should know although the plan is valid. Those of the preflight have C(seen), C(needed) and
+      C(set) as problems have.
   returned: always
   type: list
   elements: dict

@@ -9,15 +9,6 @@ from ansible.module_utils.vllm_ansible.hardware.values import known, named_value
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 
 
-def parse_group(text, group):
-    """Return the members that /etc/group lists for a group, in order; None when it has no such group."""
-    for line in (text or "").splitlines():
-        fields = line.split(":")
-        if len(fields) == 4 and fields[0] == group:
-            return sorted(name for name in fields[3].strip().split(",") if name)
-    return None
-
-
 def gather_davinci(host, accelerators):
     """Return the ``davinci`` facts.
 
@@ -27,7 +18,6 @@ def gather_davinci(host, accelerators):
     numbers = [re.match(r"davinci([0-9]{1,4})\Z", name) for name in host.list_directory("/dev")]
     devices = [f"/dev/davinci{number}" for number in sorted(int(match.group(1)) for match in numbers if match)]
     values = named_values(host.read(ASCEND_INSTALL_INFO), "=")
-    group = known(values.get("UserGroup"))
     access = []
     for path in devices:
         entry = host.access(path)
@@ -42,8 +32,7 @@ def gather_davinci(host, accelerators):
         "devices": devices,
         "access": access,
         "ascend_user": known(values.get("UserName")),
-        "ascend_group": group,
-        "group_members": parse_group(host.read("/etc/group"), group) if group else None,
+        "ascend_group": known(values.get("UserGroup")),
         "for_all": for_all.lower() in ("y", "yes", "true") if for_all else None,
         "pci_count": len({entry["pci"] for entry in accelerators if entry["kind"] == "npu"}),
     }

@@ -100,7 +100,6 @@ WARNINGS = {
     "W_NIC_SPEED": "The interface of a host's own address is slower than hosts of this kind need.",
     "W_NPU_DEVICES": "A driver is installed and device files of NPUs are missing.",
     "W_NPU_FIRMWARE": "Driver and firmware of an NPU do not match.",
-    "W_NPU_GROUP": "Only a group without the engines' user may open the device files of NPUs.",
     "W_NPU_NETWORK": "A replica spans hosts whose NPUs have no working RoCE port, as far as the facts say.",
     "W_NPU_NOT_ROOT": "The facts of NPUs were gathered without root, to whom alone npu-smi answers.",
     "W_NPU_PORT_SPEED": "A RoCE port of an NPU is slower than those of hosts of this kind.",

@@ -155,15 +155,6 @@ class Preflight:
                         "group {} with mode 0660".format(group),
                         "the driver installed for user and group of /etc/ascend_install.info, or no udev rule of "
                         "your own for davinci*")  # fmt: skip
-        members = davinci.get("group_members")
-        if shut and not wrong and isinstance(members, list):
-            others = [name for name in _texts(members) if name != davinci.get("ascend_user")]
-            if not others:
-                self.warn("W_NPU_GROUP", "davinci.group_members",
-                          "The device files of NPUs are for group {} only".format(group or "unknown"),
-                          ", ".join(_texts(members)) or "no members", "the user of the engines among its members",
-                          "usermod -aG {} <engine_service_user>, or a driver installed for all".format(
-                              group))  # fmt: skip
 
     def device_memory(self) -> None:
         """Memory that somebody else holds; an engine starts only where its share of each device is free."""

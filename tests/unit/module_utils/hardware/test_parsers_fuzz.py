@@ -9,7 +9,6 @@ import pytest
 from ansible.module_utils.vllm_ansible.binding import parse_dropin, parse_numa_maps
 from ansible.module_utils.vllm_ansible.hardware import (
     clock,
-    davinci,
     hccn,
     kernel,
     memory,
@@ -45,13 +44,8 @@ def parse_entry(text):
     return kernel.parse_entry(text, "id")
 
 
-def parse_group(text):
-    return davinci.parse_group(text, "HwHiAiUser")
-
-
 PARSERS = (
     parse_entry,
-    parse_group,
     npu_smi.parse_info,
     npu_smi.parse_mapping,
     npu_smi.parse_list,
