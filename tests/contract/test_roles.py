@@ -254,7 +254,7 @@ def test_the_readme_shows_use_files_and_removal(role):
 
 PLAYBOOK_ACTIONS = {
     *("assert", "debug", "fail", "import_playbook", "import_role", "include_role", "meta", "set_fact", "set_stats"),
-    *("add_host", "group_by", "wait_for_connection"),
+    *("add_host", "group_by", "include_tasks", "wait_for_connection"),
 }
 
 
@@ -269,6 +269,10 @@ def test_playbooks_are_lists_of_roles(project_root):
                     actions = {key.removeprefix("ansible.builtin.") for key in task if "ansible.builtin." in key}
                     allowed = PLAYBOOK_ACTIONS | ({"copy"} if task.get("delegate_to") == "localhost" else set())
                     assert actions <= allowed, f"{path.name}: {task.get('name')}"
+    for path in sorted((project_root / "playbooks" / "tasks").glob("*.yml")):  # what several playbooks do
+        for task in tasks_of(load(path)):
+            actions = {key.removeprefix("ansible.builtin.") for key in task if "ansible.builtin." in key}
+            assert actions <= PLAYBOOK_ACTIONS, f"{path.name}: {task.get('name')}"
 
 
 @pytest.mark.parametrize(

@@ -176,15 +176,16 @@ TABLE: List[Tuple[str, str, Word]] = [
     ("versions", "image container_image image_tag tag",
      Word("engines are releases that are built once and installed by digest, not container images", instead=_ROW)),
     ("versions", "driver npu_driver gpu_driver nvidia_driver driver_version firmware firmware_version",
-     Word("the row says which drivers it takes, and the host says which it has; firmware belongs to it. First"
-          " the driver,"
-          " then the firmware; the other way round in an upgrade",
+     Word("the row says which drivers it takes, and one of those is kept or installed; firmware belongs to it. First"
+          " the driver, then the firmware; the other way round in an upgrade. To name one: engine_driver, a host"
+          " variable",
           refused=(Refusal(r"tar\.gz|driver_install", "Ascend-driver.tar.gz", "there is no such archive and no"
                                                                               " such script: the packages are"
                            " Ascend-hdk-<chip>-npu-driver_<version>_linux-<arch>.run",
                            "nothing here: the row names the driver"),))),
     ("versions", "kernel kernel_version kernel_package",
-     Word("a driver supports named kernels only: the one a host runs is read and compared",
+     Word("a driver supports named kernels only: the one a host runs is kept, or changed to the newest of them. To"
+          " name one: engine_kernel, a host variable",
           refused=(Refusal("hwe|linux-image.*kylin|apt", "linux-image-5.10.0-60-generic-hwe-kylin", "there is"
                                                                                                     " no such"
                                                                                                     " package:"

@@ -193,6 +193,22 @@ def test_what_cannot_be_installed_yet_is_said():
     assert "Cannot be installed yet: smollm2-cpu01: row x is plannable" in vllm_present.vllm_report_markdown(plan)
 
 
+def test_drift_is_shown_wherever_the_plan_is():
+    plan = planned("npu-bare-kylin")
+    change = {"what": "ascend_driver.driver", "recorded": "25.5.0", "seen": None, "planned": "25.5.0"}
+    found = {**difference(plan, {}), "drift": {"npu02": [change]}}
+    said = "npu02: ascend_driver.driver was 25.5.0 when it was recorded, is –, and the plan has 25.5.0"
+    for text in (
+        vllm_present.vllm_plan_table(plan, found),
+        vllm_present.vllm_report_markdown(plan, found),
+        vllm_present.vllm_explain_table(plan, "npu02", found),
+        vllm_present.vllm_drift_table([change], "npu02"),
+    ):
+        assert said in " ".join(text.split())
+    assert "Drift" not in vllm_present.vllm_explain_table(plan, "npu01", found)
+    assert "site_accept_drift: true" in vllm_present.vllm_drift_table([change], "npu02")
+
+
 def cells(line: str) -> int:
     return len(re.findall(r"(?<!\\)\|", line))
 
