@@ -29,11 +29,8 @@ PACKAGES = [
     "systemd-sysv",
 ]
 
-# What the Kylin stand-ins have in the place of, or besides, those. Their apt-less tree must not look like one with apt.
-KYLIN_PACKAGES = {
-    "kylin-server": [*(p for p in PACKAGES if p != "python3-apt"), "dnf", "python3-dnf", "rpm"],
-    "kylin-desktop": PACKAGES,
-}
+# What Kylin's server edition stands on. A tree of its own: apt's Python bindings would make it look like one with apt.
+RPM_PACKAGES = [*(package for package in PACKAGES if package != "python3-apt"), "dnf", "python3-dnf", "rpm"]
 
 # A host without --registry has no package index at all, so apt is left without sources.
 # systemd-binfmt clears the machine-wide table when it stops; ssh host keys belong to one host, not to a tree.
@@ -51,26 +48,17 @@ chroot "$1" systemctl --quiet disable systemd-networkd-wait-online.service \
 DROPPED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
-def kind(system: str) -> str:
-    """Which tree a system stands on: "" is plain Debian."""
-    return "" if system == systems.DEBIAN else "kylin-desktop" if system == systems.DESKTOP else "kylin-server"
-
-
-def packages(tree: str) -> list[str]:
-    return KYLIN_PACKAGES[tree] if tree else PACKAGES
-
-
-def recipe_digest(tree: str = "") -> str:
+def recipe_digest(rpm: bool = False) -> str:
     """Twelve hex digits that change whenever the tree's recipe does."""
-    recipe = [SUITE, *packages(tree), *DROPPED, CUSTOMIZE]
-    if tree:
+    recipe = [SUITE, *(RPM_PACKAGES if rpm else PACKAGES), *DROPPED, CUSTOMIZE]
+    if rpm:
         recipe += [inspect.getsource(part) for part in (systems.equip, systems.point_at_platform_python)]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:12]
 
 
-def base_tree(lab: Lab, tree: str = "") -> Path:
+def base_tree(lab: Lab, rpm: bool = False) -> Path:
     """Folder the tree has, or will have once built."""
-    return lab.store / "base" / f"{tree or SUITE}-{recipe_digest(tree)}"
+    return lab.store / "base" / f"{SUITE}{'-rpm' if rpm else ''}-{recipe_digest(rpm)}"
 
 
 def apt_sources() -> list[str]:
@@ -89,23 +77,24 @@ def apt_options() -> list[str]:
     return [f"--aptopt={line.removesuffix(';')}" for line in dump.splitlines() if wanted.match(line)]
 
 
-def ensure(lab: Lab, which: str = "") -> Path:
+def ensure(lab: Lab, rpm: bool = False) -> Path:
     """Return a base tree, building it first when its recipe has not been built yet (about 20 s quiet)."""
-    tree = base_tree(lab, which)
+    tree = base_tree(lab, rpm)
     with locked(lab.store / "base.lock"):
         if tree.exists():
             return tree
         staged = tree.with_name(f".{tree.name}.{os.getpid()}")
         print(f"building the base tree {tree.name} (once) …", flush=True)
+        packages = ",".join(RPM_PACKAGES if rpm else PACKAGES)
         try:
             tree.parent.mkdir(parents=True, exist_ok=True)
             run(
-                "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages(which))}", *apt_options(),
+                "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *apt_options(),
                 '--aptopt=Acquire::Languages "none"', *(f"--dpkgopt=path-exclude={p}" for p in DROPPED),
                 f"--customize-hook={CUSTOMIZE}", SUITE, staged, *apt_sources(),
             )  # fmt: skip
-            if which:
-                systems.equip(staged, which == "kylin-server")
+            if rpm:
+                systems.equip(staged)
             staged.replace(tree)
         finally:
             if staged.exists():

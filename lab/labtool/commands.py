@@ -51,7 +51,7 @@ def create(lab: Lab, name: str, options: argparse.Namespace, octets: list[int]) 
     octet = network.next_octet(octets)
     version = options.python.get(name, "")
     python = interpreters.find(version) if version else None
-    tree = base.base_tree(lab, base.kind(options.os))
+    tree = base.base_tree(lab, bool(options.kylin and options.kylin.server))
     host = render.Host(name, octet, lab.address(octet), str(tree), version, options.registry)
     if options.kylin:
         layer, repository = systems.ensure(lab.store, options.kylin, tree)
@@ -95,7 +95,7 @@ def up(lab: Lab, options: argparse.Namespace) -> None:
     for version in set(options.python.values()):
         interpreters.find(version)  # before anything is made
     network.refuse_foreign(lab)
-    base.ensure(lab, base.kind(options.os))
+    base.ensure(lab, bool(options.kylin and options.kylin.server))
     known = {m.host.name: m for m in load(lab)}
     created: list[Machine] = []
     booting: list[Machine] = []

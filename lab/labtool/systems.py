@@ -141,13 +141,10 @@ def give_npus(root: Path, product: str) -> None:
 # --- the tree below every host of one kind ----------------------------------------------------------------------------
 
 
-def equip(tree: Path, server: bool) -> None:
-    """Turn a fresh Debian tree into the ground of a Kylin stand-in: its package manager and its Python."""
+def equip(tree: Path) -> None:
+    """Turn a fresh Debian tree into the ground of the server edition: its package manager and its Python."""
     (tree / "usr/libexec").mkdir(exist_ok=True)
     platform_python = tree / PLATFORM_PYTHON
-    if not server:
-        platform_python.symlink_to("/usr/bin/python3")
-        return
     # dnf's bindings belong to the tree's own Python, so it stays, where RHEL 8 has its platform Python
     python = next(p for p in (tree / "usr/bin").iterdir() if re.fullmatch(r"python3\.\d+", p.name))
     moved = platform_python.with_name(platform_python.name + python.name.removeprefix("python"))
@@ -276,6 +273,8 @@ def install(root: Path, choice: Choice, repository: Path) -> None:
     """Write an edition's files and install its kernel with the edition's own package manager."""
     path, text = sources(choice)
     write_files(root, identity(choice) | boot_files(choice) | {path: text})
+    if not choice.server:
+        write_files(root, {PLATFORM_PYTHON: "-> /usr/bin/python3"})
     install_boot_loader(root, choice.server)
     (root / "usr/lib/modules").mkdir(exist_ok=True)
     packages = kernel_packages.packages_of(repository, choice.system, choice.machine, choice.kernel)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.labtool import base, cgroup, cli, interpreters, network, registry, render
+from lab.labtool import base, cgroup, cli, interpreters, network, registry, render, systems
 from lab.labtool.common import EXIT_NO_PYTHON, EXIT_USAGE, Lab, LabError, locked, mounts_below
 
 HYBRID = """\
@@ -172,6 +172,76 @@ class TestOldPython:
         assert interpreters.binds(own) == [(Path("/p"), interpreters.INSIDE)]
 
 
+class TestKylin:
+    def test_the_first_kernel_is_the_installed_one(self) -> None:
+        choice = systems.choose("kylin-v10-sp3", "", "", [])
+        assert choice == systems.Choice("kylin-v10-sp3", "4.19.90-52.22.v2207.ky10", "x86_64")
+        assert choice.release == "4.19.90-52.22.v2207.ky10.x86_64"
+        assert systems.choose("debian-12", "", "", []) is None
+        desktop = systems.choose("kylin-v10-desktop", "5.4.18-85.74", "aarch64", [])
+        assert desktop and desktop.release == "5.4.18-85-generic"
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("debian-12", "", "", ["podman"]), "Add --os kylin"),
+            (("debian-12", "4.19", "", []), "Add --os kylin"),
+            (("kylin-v10-sp3", "5.10.0-60", "", []), "There are: 4.19.90-52.22"),
+            (("kylin-v10-desktop", "", "", ["redhat-release"]), "no rpm system"),
+        ],
+    )
+    def test_what_does_not_go_together(self, words: tuple[str, str, str, list[str]], said: str) -> None:
+        with pytest.raises(LabError, match=said) as error:
+            systems.choose(*words)
+        assert error.value.code == EXIT_USAGE
+
+    @pytest.mark.parametrize(("system", "codename"), systems.CODENAMES.items())
+    def test_service_packs_differ_by_their_code_name_only(self, system: str, codename: str) -> None:
+        choice = systems.choose(system, "", "", [])
+        assert choice
+        files = systems.identity(choice)
+        assert files["etc/kylin-release"] == f"Kylin Linux Advanced Server release V10 ({codename})\n"
+        assert f'VERSION="V10 ({codename})"\nID="kylin"\nVERSION_ID="V10"\n' in files["usr/lib/os-release"]
+        assert [name for name, text in files.items() if not text] == [
+            "etc/redhat-release", "etc/debian_version", "etc/lsb-release",
+        ]  # fmt: skip
+
+    def test_traps_are_in_the_files(self) -> None:
+        choice = systems.choose("kylin-v10-sp1", "", "", ["redhat-release", "no-tuned", "repository-unreachable"])
+        assert choice and systems.identity(choice)["etc/redhat-release"] == "-> kylin-release"
+        path, text = systems.sources(choice)
+        assert path == "etc/yum.repos.d/kylin_x86_64.repo"
+        assert "ks10-adv-addons" not in text and "http://127.0.0.1:9/os/" in text
+
+    def test_everything_chosen_makes_another_layer(self, tmp_path: Path) -> None:
+        choices = [
+            systems.choose("kylin-v10-sp3", *more)
+            for more in (("", "", []), ("", "", ["podman"]), ("", "aarch64", []), ("4.19.90-52.15.v2207.ky10", "", []))
+        ]
+        assert len({choice.digest(tmp_path) for choice in choices if choice}) == 4
+
+    def test_scripts_of_the_tree_name_its_python(self, tmp_path: Path) -> None:
+        for name, text in {"dnf-3": "#!/usr/bin/python3\nimport dnf\n", "sh": "#!/bin/sh\npython3\n"}.items():
+            (tmp_path / name).write_text(text)
+            systems.point_at_platform_python(tmp_path / name)
+        assert (tmp_path / "dnf-3").read_text() == "#!/usr/libexec/platform-python\nimport dnf\n"
+        assert (tmp_path / "sh").read_text() == "#!/bin/sh\npython3\n"
+
+    def test_a_layer_that_fails_is_not_left_behind(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no"), systems.published(tmp_path / "layer") as staged:
+            assert staged and staged.is_dir()
+            raise ValueError("no")
+        assert list(tmp_path.iterdir()) == []
+        with systems.published(tmp_path / "layer") as staged:
+            assert staged
+        with systems.published(tmp_path / "layer") as staged:
+            assert staged is None
+
+    def test_ansible_uses_the_python_that_a_kylin_host_calls_its_own(self) -> None:
+        assert host(python="3.7", system="kylin-v10-sp3").interpreter == "/usr/bin/python3"
+        assert host(python="3.7").interpreter == "/usr/bin/python3.7"
+
+
 class TestRegistry:
     def test_environment_wins_over_files(self) -> None:
         listing = ":env:.find-links='/here'\nglobal.find-links='/there'\nglobal.timeout='9'\ninstall.user='true'\n"
@@ -207,6 +277,10 @@ class TestHousekeeping:
         before = base.recipe_digest()
         monkeypatch.setattr(base, "PACKAGES", [*base.PACKAGES, "numactl"])
         assert base.recipe_digest() != before
+
+    def test_the_rpm_tree_is_another_one(self) -> None:
+        assert base.recipe_digest(rpm=True) != base.recipe_digest()
+        assert "python3-apt" not in base.RPM_PACKAGES
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="answers about privileges come first")
     @pytest.mark.parametrize(
