@@ -235,7 +235,7 @@ class EngineBuild:
     def _build(self, inputs, scratch):
         spec = self.spec
         root = os.path.join(scratch, "tree")
-        environment = self._stage("environment", 0, "creating the build environment", self._environment, scratch)
+        environment = self._stage("environment", 0, "creating the build environment", self.environment, scratch)
         wheels, kernels, source = self._stage(
             "download", 10, "downloading packages", self._download, scratch, environment
         )
@@ -260,12 +260,20 @@ class EngineBuild:
     def _pip(self, environment):
         return [os.path.join(environment, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
 
-    def _environment(self, scratch):
-        """A virtual environment with the locked build packages; made anew unless a complete one is there."""
+    def environment(self, scratch):
+        """A virtual environment with the locked build packages; made anew unless a complete one is there.
+
+        Rows with the same build packages share it.
+        """
         text = self._row_file("build.txt")
-        environment = os.path.join(self.work, "environment")
-        mark = os.path.join(environment, "complete")
         wanted = hashlib.sha256((text + self.spec["python"]).encode("utf-8")).hexdigest()
+        environment = os.path.join(os.path.dirname(self.downloads), "environment-" + wanted[:12])
+        os.makedirs(os.path.dirname(environment), exist_ok=True)
+        with locks.exclusive(environment + ".lock", lambda: self.say("wait", None, "another run is creating it")):
+            return self._make_environment(environment, text, wanted, scratch)
+
+    def _make_environment(self, environment, text, wanted, scratch):
+        mark = os.path.join(environment, "complete")
         try:
             with open(mark) as stream:
                 if stream.read() == wanted:
@@ -311,6 +319,28 @@ class EngineBuild:
                     )
                 )
 
+    def fetch_source(self, environment, scratch, name, version, sha256):
+        """Path of the published source archive of `name`."""
+        locked = packages.Locked(name, version, [sha256])
+        # pip prepares the metadata of a source archive before it keeps it. Without the override the local version
+        # that the engine's setup.py adds is refused; the plugin's asks for the device it is built for.
+        variables = {
+            "VLLM_VERSION_OVERRIDE": version,
+            "VLLM_TARGET_DEVICE": "empty",
+            "SOC_VERSION": self.spec.get("soc_version") or "ascend910b1",
+            "COMPILE_CUSTOM_KERNELS": "0",
+            "PATH": os.path.join(environment, "bin") + ":/usr/bin:/bin",
+        }
+        return packages.fetch(
+            self.run,
+            self._pip(environment),
+            os.path.join(self.downloads, "packages"),
+            [locked],
+            scratch,
+            variables,
+            ("--no-binary=:all:", "--no-build-isolation"),
+        )[locked.name]
+
     def _download(self, scratch, environment):
         """({name: wheel}, kernels wheel, source archive)."""
         spec, folder = self.spec, os.path.join(self.downloads, "packages")
@@ -318,23 +348,11 @@ class EngineBuild:
         wheels = packages.fetch(self.run, pip, folder, self._lock("engine.txt"), scratch)
         self._check_pins(wheels)
         kernels = next(iter(packages.fetch(self.run, pip, folder, self._lock("kernels.txt"), scratch).values()))
-        locked = packages.Locked(spec["engine"], spec["version"], [spec["source_sha256"]])
-        # pip prepares the metadata of a source archive before it keeps it; without the override the local version
-        # that setup.py adds is refused.
-        sources = packages.fetch(
-            self.run,
-            pip,
-            folder,
-            [locked],
-            scratch,
-            {
-                "VLLM_VERSION_OVERRIDE": spec["version"],
-                "VLLM_TARGET_DEVICE": "empty",
-                "PATH": os.path.join(environment, "bin") + ":/usr/bin:/bin",
-            },
-            ("--no-binary=:all:", "--no-build-isolation"),
+        return (
+            wheels,
+            kernels,
+            self.fetch_source(environment, scratch, spec["engine"], spec["version"], spec["source_sha256"]),
         )
-        return wheels, kernels, sources[locked.name]
 
     def _patch(self, archive, scratch):
         spec = self.spec
