@@ -84,8 +84,8 @@ class DebianRuntime:
         self._run, self._names, self._downloads, self._refresh = run, packages, downloads, refresh
         self._may_ask = may_ask
         self._apt = ["apt-get", "--quiet"]
+        self._apt_root = os.path.join(downloads, "apt") if architecture else ""
         if architecture:
-            self._apt_root = os.path.join(downloads, "apt")
             for option, value in (
                 ("APT::Architecture", _ARCHITECTURES.get(architecture, architecture)),
                 ("APT::Architectures", _ARCHITECTURES.get(architecture, architecture)),
@@ -94,8 +94,6 @@ class DebianRuntime:
                 ("Dir::Cache", os.path.join(self._apt_root, "cache")),
             ):
                 self._apt += ["-o", "{0}={1}".format(option, value)]
-        else:
-            self._apt_root = None
         self._chosen = os.path.join(downloads, "chosen.json")
         self._packages: Dict[str, Dict[str, Any]] = {}
 

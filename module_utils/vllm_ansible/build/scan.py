@@ -11,6 +11,7 @@ import fnmatch
 import os
 import re
 import stat
+from typing import Tuple
 
 from ansible.module_utils.vllm_ansible.build import elf
 
@@ -130,7 +131,8 @@ def tag_needs(tag, python):
     """{"machine": None for any, "glibc": tuple, "python": whether X.Y `python` may load it} of a wheel's tag."""
     interpreter, abi, platform = (tag.split("-") + ["", ""])[:3]
     match = _PLATFORM.match(platform)
-    machine, glibc = (None, ()) if platform == "any" else (platform, ())
+    machine = None if platform == "any" else platform
+    glibc: Tuple[int, ...] = ()
     if match:
         machine = match.group(4)
         glibc = (int(match.group(2)), int(match.group(3))) if match.group(2) else _LEGACY_TAGS.get(match.group(1), ())
