@@ -16,7 +16,8 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "vllm_ascend-1.0.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, text in {
-            "vllm_ascend/x.py": "x = 1\n", "csrc/kernel.cpp": "", "vllm_ascend.egg-info/requires.txt": "torch==2.10.0\n",
+            "vllm_ascend/x.py": "x = 1\n", "csrc/kernel.cpp": "",
+            "vllm_ascend.egg-info/requires.txt": "torch==2.10.0\n",
             "vllm_ascend.egg-info/entry_points.txt": "[vllm.platform_plugins]\nascend = vllm_ascend:register\n",
         }.items():  # fmt: skip
             member = tarfile.TarInfo(f"vllm_ascend-1.0/{name}")
