@@ -226,7 +226,8 @@ def ascend(parameters: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return {
         **parameters, "build": "vllm-ascend", "version": "0.23.0", "backend": "ascend", "architecture": other,
         "series_sha256": digest, "plugin": "vllm-ascend", "plugin_version": "0.23.0.post1",
-        "soc_version": "ascend910b1", "plugin_overrides_directory": str(tmp_path / "plugin"), "plugin_series_sha256": digest,
+        "soc_version": "ascend910b1", "plugin_overrides_directory": str(tmp_path / "plugin"),
+        "plugin_series_sha256": digest,
         "plugin_result_sha256": "3" * 64, "plugin_source_sha256": "4" * 64, "plugin_local_version": "ascend.p1",
     }  # fmt: skip
 
