@@ -8,6 +8,7 @@ Runs on hosts: Python 3.6, standard library only.
 """
 
 import fnmatch
+import itertools
 import os
 import re
 import stat
@@ -114,12 +115,20 @@ def _wheels(root, python):
             continue
         try:
             with open(os.path.join(packages, name, "WHEEL"), encoding="utf-8") as stream:
-                tags = [line[len("Tag:") :].strip() for line in stream if line.startswith("Tag:")]
+                tags = [
+                    tag for line in stream if line.startswith("Tag:") for tag in expand_tag(line[len("Tag:") :].strip())
+                ]
         except OSError:
             continue
         if not any(_is_universal(tag) for tag in tags):
             found.append({"file": name, "tags": tags})
     return found
+
+
+def expand_tag(tag):
+    """The single tags of a compressed one, such as cp38-abi3-manylinux_2_17_aarch64.manylinux2014_aarch64."""
+    parts = [part.split(".") for part in tag.split("-")]
+    return ["-".join(single) for single in itertools.product(*parts)]
 
 
 def _is_universal(tag):

@@ -77,6 +77,7 @@ def test_a_wheel_for_another_system(tag: str, release: Path) -> None:
         "cp39-abi3-manylinux_2_28_aarch64",
         "py3-none-manylinux2014_aarch64",
         "cp311-none-any",
+        "cp38-abi3-manylinux_2_17_aarch64.manylinux2014_aarch64",
         "cp311-cp311-linux_aarch64",
     ],
 )
