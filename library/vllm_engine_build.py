@@ -33,7 +33,9 @@ options:
     type: str
     default: cpu
   architecture:
-    description: Processor architecture of the hosts, which must be that of the build machine.
+    description:
+      - Processor architecture of the hosts. For O(backend=cpu) it must be that of the build machine.
+      - For O(backend=ascend) a release of another architecture is assembled from wheels; nothing in it is run here.
     type: str
     required: true
   row:
@@ -41,7 +43,9 @@ options:
     type: str
     required: true
   row_directory:
-    description: Folder with the row's C(engine.txt), C(build.txt), C(kernels.txt) and C(runtime.txt).
+    description:
+      - Folder with the row's C(build.txt) and C(runtime.txt) and, for O(backend=cpu), C(engine.txt) and C(kernels.txt).
+      - For O(backend=ascend) C(engine-ARCHITECTURE.txt), C(index.txt), C(exceptions.txt) and C(host-libraries.txt).
     type: path
     required: true
   overrides_directory:
@@ -64,6 +68,50 @@ options:
     description: Local part of the version the wheel gets, from C(manifest.yml).
     type: str
     required: true
+  plugin:
+    description: Name of the engine's plugin, for O(backend=ascend) C(vllm-ascend).
+    type: str
+  plugin_version:
+    description: Version of the plugin.
+    type: str
+  plugin_overrides_directory:
+    description: Folder of the plugin version in C(engine_overrides).
+    type: path
+  plugin_series_sha256:
+    description: Digest of the plugin's patch series that the plan was made for.
+    type: str
+  plugin_result_sha256:
+    description: Digest of the plugin's patched files, from its C(manifest.yml).
+    type: str
+  plugin_source_sha256:
+    description: Digest of the plugin's source archive, from its C(manifest.yml).
+    type: str
+  plugin_local_version:
+    description: Local part of the version the plugin gets, from its C(manifest.yml).
+    type: str
+  soc_version:
+    description: The SoC that the plugin's wheel has to be made for, such as C(ascend910b1).
+    type: str
+  index_urls:
+    description: Package indexes beside the configured one, for the packages in C(index.txt).
+    type: list
+    elements: str
+    default: []
+  wheel_directories:
+    description: Folders of wheels on the build machine, for the packages in C(index.txt).
+    type: list
+    elements: path
+    default: []
+  target:
+    description:
+      - What the hosts offer, compared with every file of the release before it is packed.
+      - Keys C(glibc), C(glibcxx) and C(page_size) in bytes; what is absent is not compared.
+    type: dict
+    default: {}
+  scan_exceptions:
+    description: Findings of that comparison to accept, as pattern of the file to reason.
+    type: dict
+    default: {}
   python:
     description: Interpreter of the row's Python version, with C(venv) and C(pip), that runs the build.
     type: path
@@ -75,10 +123,12 @@ options:
   runtime_provider:
     description:
       - Where the release's Python comes from.
-      - V(debian) takes the packages of the build machine's Debian that C(runtime.txt) names.
+      - V(debian) takes the packages of the build machine's Debian that C(runtime.txt) names, also those of another
+        architecture.
+      - V(archive) takes O(runtime_archive), for hosts whose glibc is older than Debian's.
       - V(prefix) takes the interpreter in O(runtime_prefix) and the libraries that it loads on the build machine.
     type: str
-    choices: [debian, prefix]
+    choices: [debian, archive, prefix]
     default: debian
   refresh_runtime:
     description:
@@ -88,6 +138,12 @@ options:
   runtime_prefix:
     description: Installation prefix of an interpreter.
     type: path
+  runtime_archive:
+    description: A tar file with a relocatable Python, C(bin/pythonX.Y) and C(lib/pythonX.Y) below one folder.
+    type: path
+  runtime_archive_sha256:
+    description: Its digest.
+    type: str
   pins:
     description:
       - Expected sha256 by package name, for the packages that C(engine.txt) locks by version only.
@@ -169,7 +225,10 @@ changed_inputs:
   type: list
   elements: str
 metadata:
-  description: What the build found out; C(glibc) is the oldest the release runs with.
+  description:
+    - What the build found out. C(glibc) is the oldest the release runs with, C(requires) all that it needs of a host.
+    - C(proof) is V(started) when the packed release was started elsewhere on the build machine, V(assembled) when it
+      is for another processor and was unpacked and read only.
   returned: when the artefact exists
   type: dict
 stages:
@@ -200,11 +259,25 @@ ARGUMENTS = {
     "result_sha256": {"type": "str", "required": True},
     "source_sha256": {"type": "str", "required": True},
     "local_version": {"type": "str", "required": True},
+    "plugin": {"type": "str"},
+    "plugin_version": {"type": "str"},
+    "plugin_overrides_directory": {"type": "path"},
+    "plugin_series_sha256": {"type": "str"},
+    "plugin_result_sha256": {"type": "str"},
+    "plugin_source_sha256": {"type": "str"},
+    "plugin_local_version": {"type": "str"},
+    "soc_version": {"type": "str"},
+    "index_urls": {"type": "list", "elements": "str", "default": []},
+    "wheel_directories": {"type": "list", "elements": "path", "default": []},
+    "target": {"type": "dict", "default": {}},
+    "scan_exceptions": {"type": "dict", "default": {}},
     "python": {"type": "path", "default": "/usr/bin/python3"},
     "python_version": {"type": "str", "default": "3.11"},
-    "runtime_provider": {"type": "str", "choices": ["debian", "prefix"], "default": "debian"},
+    "runtime_provider": {"type": "str", "choices": ["debian", "archive", "prefix"], "default": "debian"},
     "refresh_runtime": {"type": "bool", "default": False},
     "runtime_prefix": {"type": "path"},
+    "runtime_archive": {"type": "path"},
+    "runtime_archive_sha256": {"type": "str"},
     "pins": {"type": "dict", "default": {}},
     "work_directory": {"type": "path", "required": True},
     "artefact_directory": {"type": "path", "required": True},
@@ -215,7 +288,8 @@ ARGUMENTS = {
 
 def build(module):
     """Build unless it is built; returns the module's result."""
-    build_run = EngineBuild(module.run_command, module.params, Progress(module.params["progress_path"]).update)
+    say = Progress(module.params["progress_path"]).update
+    build_run = EngineBuild(module.run_command, module.params, say, may_ask=not module.check_mode)
     try:
         inputs = build_run.inputs()
     except RuntimeUnknownError as error:
@@ -266,7 +340,10 @@ def main():
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
         supports_check_mode=True,
-        required_if=[("runtime_provider", "prefix", ["runtime_prefix"])],
+        required_if=[
+            ("runtime_provider", "prefix", ["runtime_prefix"]),
+            ("runtime_provider", "archive", ["runtime_archive", "runtime_archive_sha256"]),
+        ],
     )
     module.run_command_environ_update = {"LC_ALL": "C"}
     try:

@@ -85,7 +85,7 @@ class _HashingReader:
 
 
 @contextlib.contextmanager
-def _plain_stream(reader, compression, root):
+def _plain_stream(reader, compression, root, python=None):
     """The uncompressed bytes of a payload."""
     if compression == "none":
         yield reader
@@ -93,7 +93,7 @@ def _plain_stream(reader, compression, root):
         with gzip.GzipFile(fileobj=reader, mode="rb") as stream:
             yield stream
     else:
-        python = os.path.join(root, "bin", "python3")
+        python = python or os.path.join(root, "bin", "python3")
         process = subprocess.Popen(
             [python, "-I", "-c", _UNZSTD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -270,12 +270,13 @@ def remove_tree(directory):
         shutil.rmtree(trash)
 
 
-def install(source, sha256, directory, progress=None):
+def install(source, sha256, directory, progress=None, python=None):
     """Make `directory` hold the content of the artefact file `source`; returns its receipt.
 
     The file's sha256 is checked before anything is unpacked, every payload's and the whole tree's after;
     only then the directory appears, by one rename. An existing directory is replaced.
     progress: called with (stage, percent or None, message).
+    python: interpreter with zstandard that unpacks, when the artefact's own is for another processor.
     Raises artefact.ArtefactError; then `directory` is as it was.
     """
     say = progress or (lambda stage, percent, message: None)
@@ -299,7 +300,7 @@ def install(source, sha256, directory, progress=None):
             if not verify(directory, sha256, full=True):
                 return read_receipt(directory)
             with _umask(0o022):
-                return _install(source, sha256, manifest, directory, say)
+                return _install(source, sha256, manifest, directory, say, python)
     except locks.BusyError:
         raise artefact.ArtefactError(
             "another run has been installing {0} for {1} minutes. Wait for it to end, then run again.".format(
@@ -310,14 +311,14 @@ def install(source, sha256, directory, progress=None):
         raise artefact.ArtefactError("could not install {0} into {1}: {2}".format(source, directory, error)) from error
 
 
-def _install(source, sha256, manifest, directory, say):
+def _install(source, sha256, manifest, directory, say, python):
     """Unpack into the staging directory, prove it, rename it; returns the receipt."""
     staging = staging_directory(directory)
     shutil.rmtree(staging, ignore_errors=True)
     _check_room(manifest, os.path.dirname(directory))
     try:
         os.mkdir(staging, 0o755)
-        _unpack(source, manifest, staging, say)
+        _unpack(source, manifest, staging, say, python)
         say("sync", None, "writing to disk")
         os.sync()
         receipt = {"artefact_sha256": sha256, "read_bytes_per_s": measure_read_speed(staging)}
@@ -352,7 +353,7 @@ def _fsync_directory(path):
         os.close(descriptor)
 
 
-def _unpack(source, manifest, root, say):
+def _unpack(source, manifest, root, say, python):
     entries: Dict[str, bytes] = {}
     links: Set[str] = set()
     try:
@@ -364,7 +365,7 @@ def _unpack(source, manifest, root, say):
                 if member is None or member.name != item["file"]:
                     raise artefact.ArtefactError("{0}: payload {1} is missing".format(source, item["file"]))
                 reader = _HashingReader(archive.extractfile(member))
-                with _plain_stream(reader, item["compression"], root) as stream:
+                with _plain_stream(reader, item["compression"], root, python) as stream:
                     _extract(stream, root, entries, links)
                 seen = reader.finish()
                 if seen != item["sha256"]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,69 @@ def build_spec(work: Path, artefacts: Path, python: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+Sources = Callable[[str, str], tuple[Path, Path]]
+
+
 @pytest.fixture(scope="session")
-def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine's source as published."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """`sources(engine, version)`: the source as published, and after its series, applied as for a release."""
+    made: dict[tuple[str, str], tuple[Path, Path]] = {}
     builder = engine.EngineBuild(run, build_spec(BUILD, ARTEFACTS, "/usr/bin/python3"))
-    target = tmp_path_factory.mktemp("unpatched")
-    os.makedirs(builder.work, exist_ok=True)
-    _wheels, _kernels, archive = builder._download(str(target), builder._environment(str(target)))
-    with tarfile.open(archive) as source:
-        source.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
-        source.extractall(target)
-    return target / "vllm-0.32.0"
+
+    def make(name: str, version: str) -> tuple[Path, Path]:
+        folder = ROOT / "engine_overrides" / name / version
+        manifest = yaml.safe_load((folder / "manifest.yml").read_text("utf-8"))
+        (backend,) = manifest["backends"]
+        scratch = tmp_path_factory.mktemp("source")
+        os.makedirs(builder.work, exist_ok=True)
+        archive = builder.fetch_source(
+            builder.environment(str(scratch)), str(scratch), name, version, manifest["source"]["sha256"]
+        )
+        with tarfile.open(archive) as source:
+            source.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+            source.extractall(scratch)
+        published = scratch / f"{name.replace('-', '_')}-{version}"
+        patched = scratch / "patched"
+        shutil.copytree(published, patched, symlinks=True)
+        apply.apply_series(run, str(patched), str(folder), series.read_series(str(folder), backend))
+        return published, patched
+
+    def get(name: str, version: str) -> tuple[Path, Path]:
+        if (name, version) not in made:
+            made[name, version] = make(name, version)
+        return made[name, version]
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def patched(unpatched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine's source after the CPU series, applied as for a release."""
-    target = tmp_path_factory.mktemp("patched") / "source"
-    shutil.copytree(unpatched, target, symlinks=True)
-    apply.apply_series(run, str(target), str(FOLDER), series.read_series(str(FOLDER), "cpu"))
-    return target
+def unpatched(sources: Sources) -> Path:
+    """The CPU engine's source as published."""
+    return sources("vllm", "0.32.0")[0]
+
+
+@pytest.fixture(scope="session")
+def patched(sources: Sources) -> Path:
+    """The CPU engine's source after its series."""
+    return sources("vllm", "0.32.0")[1]
+
+
+@pytest.fixture(scope="session")
+def ascend_engine(sources: Sources) -> tuple[Path, Path]:
+    """The Ascend row's engine, as published and patched."""
+    return sources("vllm", "0.23.0")
+
+
+@pytest.fixture(scope="session")
+def ascend_plugin(sources: Sources) -> tuple[Path, Path]:
+    """The Ascend row's plugin, as published and patched."""
+    return sources("vllm-ascend", "0.23.0.post1")
+
+
+@pytest.fixture(scope="session", params=["0.32.0", "0.23.0"])
+def engine_source(request: pytest.FixtureRequest, sources: Sources) -> tuple[Path, Path]:
+    """Every engine that we patch, as published and patched."""
+    return sources("vllm", request.param)
 
 
 @pytest.fixture(scope="session")

@@ -59,12 +59,33 @@ def identify(filename):
     return None
 
 
-def match_files(folder, locked):
+def suits(filename, architecture):
+    """Whether a file with this name is a wheel for hosts of `architecture` (None: any file)."""
+    if architecture is None:
+        return True
+    if not filename.endswith(".whl"):
+        return False
+    platforms = filename[: -len(".whl")].split("-")[-1].split(".")
+    return any(platform == "any" or platform.endswith("_" + architecture) for platform in platforms)
+
+
+def options_for(architecture, python_version):
+    """Options with which pip takes wheels for hosts of `architecture`, whatever machine it runs on."""
+    names = ["manylinux_2_{0}_{1}".format(minor, architecture) for minor in range(31, 16, -1)]
+    names.append("manylinux2014_" + architecture)
+    return (
+        ["--only-binary=:all:", "--implementation=cp", "--python-version=" + python_version]
+        + ["--platform=" + name for name in names]
+        + ["--platform=linux_" + architecture]
+    )
+
+
+def match_files(folder, locked, architecture=None):
     """({name: path}, [Locked without a sound file]) for what lies in `folder`; every file is hashed."""
     present: Dict[Tuple[str, str], List[str]] = {}
     for filename in sorted(os.listdir(folder)):
         identity = identify(filename)
-        if identity:
+        if identity and suits(filename, architecture):
             present.setdefault(identity, []).append(os.path.join(folder, filename))
     found, missing = {}, []
     for item in locked:
@@ -77,20 +98,20 @@ def match_files(folder, locked):
     return found, missing
 
 
-def fetch(run, pip, folder, locked, scratch, environ=None, options=("--only-binary=:all:",)):
+def fetch(run, pip, folder, locked, scratch, environ=None, options=("--only-binary=:all:",), architecture=None):
     """{name: path} of a file for every locked package, downloading with `pip` (an argv) what is missing.
 
     pip takes index, proxies and certificates from its own configuration. A file that is cut short or altered
     fails its digest, is fetched again, and is never installed.
     """
     os.makedirs(folder, exist_ok=True)
-    found, missing = match_files(folder, locked)
+    found, missing = match_files(folder, locked, architecture)
     for checked_hashes in (True, False):
         wanted = [item for item in missing if bool(item.hashes) == checked_hashes]
         if not wanted:
             continue
         for item in wanted:
-            _forget(folder, item)
+            _forget(folder, item, architecture)
         listing = os.path.join(scratch, "download.txt")
         with open(listing, "w") as stream:
             stream.write("\n".join(item.line for item in wanted) + "\n")
@@ -106,7 +127,7 @@ def fetch(run, pip, folder, locked, scratch, environ=None, options=("--only-bina
             environ,
         )
     if missing:
-        found, missing = match_files(folder, locked)
+        found, missing = match_files(folder, locked, architecture)
     if missing:
         raise BuildError(
             "pip delivered no file with the locked digest for {0}. The index serves other files than "
@@ -117,7 +138,7 @@ def fetch(run, pip, folder, locked, scratch, environ=None, options=("--only-bina
     return found
 
 
-def _forget(folder, item):
+def _forget(folder, item, architecture):
     for filename in os.listdir(folder):
-        if identify(filename) == (item.name, item.version):
+        if identify(filename) == (item.name, item.version) and suits(filename, architecture):
             remove(os.path.join(folder, filename))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the release's own Python comes from.
 
-Two providers with the same two methods: `describe()` says what the Python is made of, as part of the build's
+Three providers with the same two methods: `describe()` says what the Python is made of, as part of the build's
 inputs, and changes nothing; `provide(root)` lays it out as bin/pythonX.Y, lib/pythonX.Y and lib/*.so.
 
 debian: the packages of the build machine's Debian, unpacked, not installed. The release then runs on a host of the
 same or a newer glibc without any Python. Which versions these are is decided by the first build and kept until a
 refresh is asked for: a security update of Debian must not restart a fleet by surprise.
+For another architecture they come from a root of apt's own that holds nothing but the lists of that architecture.
+archive: a relocatable Python in one tar file, for hosts whose glibc is older than Debian's.
 prefix: any interpreter that lies in a folder of its own; the libraries it loads are taken from the build machine.
 
 Runs on hosts: Python 3.6, standard library only.
@@ -19,9 +21,10 @@ import os
 import re
 import shutil
 import stat
+import tarfile
 from typing import Any, Dict
 
-from ansible.module_utils.vllm_ansible.artefact import sha256_file
+from ansible.module_utils.vllm_ansible.artefact import check_link, check_member_path, sha256_file
 from ansible.module_utils.vllm_ansible.build import elf
 from ansible.module_utils.vllm_ansible.build.tree import (
     DROPPED_EXTENSIONS,
@@ -64,11 +67,33 @@ def parse_uris(text):
     return found
 
 
-class DebianRuntime:
-    """Python from Debian packages."""
+# Debian's names.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
-    def __init__(self, run, packages, downloads, refresh=False):
+
+class DebianRuntime:
+    """Python from Debian packages.
+
+    architecture: of the release when it is not this machine's. may_ask: whether apt's lists of that architecture may
+    be fetched into `downloads` when they are not there.
+    """
+
+    from_host = ()
+
+    def __init__(self, run, packages, downloads, refresh=False, architecture=None, may_ask=True):
         self._run, self._names, self._downloads, self._refresh = run, packages, downloads, refresh
+        self._may_ask = may_ask
+        self._apt = ["apt-get", "--quiet"]
+        self._apt_root = os.path.join(downloads, "apt") if architecture else ""
+        if architecture:
+            for option, value in (
+                ("APT::Architecture", _ARCHITECTURES.get(architecture, architecture)),
+                ("APT::Architectures", _ARCHITECTURES.get(architecture, architecture)),
+                ("Dir::State::lists", os.path.join(self._apt_root, "lists")),
+                ("Dir::State::status", os.path.join(self._apt_root, "status")),
+                ("Dir::Cache", os.path.join(self._apt_root, "cache")),
+            ):
+                self._apt += ["-o", "{0}={1}".format(option, value)]
         self._chosen = os.path.join(downloads, "chosen.json")
         self._packages: Dict[str, Dict[str, Any]] = {}
 
@@ -80,8 +105,22 @@ class DebianRuntime:
             return None
         return found if sorted(found) == sorted(self._names) else None
 
+    def _update(self):
+        """Fetch the lists of the other architecture into apt's own root."""
+        if not self._apt_root or (os.path.isdir(os.path.join(self._apt_root, "lists")) and not self._refresh):
+            return
+        if not self._may_ask:
+            raise RuntimeUnknownError("apt has no package lists of that architecture yet")
+        for name in ("lists/partial", "cache/archives/partial"):
+            os.makedirs(os.path.join(self._apt_root, name), exist_ok=True)
+        with open(os.path.join(self._apt_root, "status"), "w"):
+            pass
+        # A source that does not answer is apt's to report; what counts is whether the packages are known.
+        self._run(self._apt + ["update"])
+
     def _ask(self):
-        rc, out, err = self._run(["apt-get", "--print-uris", "--quiet", "download"] + self._names)
+        self._update()
+        rc, out, err = self._run(self._apt + ["--print-uris", "download"] + self._names)
         found = parse_uris(out)
         missing = sorted(set(self._names) - set(found))
         if missing:
@@ -116,7 +155,7 @@ class DebianRuntime:
             if not os.path.exists(path) or sha256_file(path) != item["sha256"]:
                 checked(
                     self._run,
-                    ["apt-get", "--quiet", "download", "{0}={1}".format(name, item["version"])],
+                    self._apt + ["download", "{0}={1}".format(name, item["version"])],
                     "downloading {0} {1} (when Debian has replaced it: set refresh_runtime)".format(
                         name, item["version"]
                     ),
@@ -140,8 +179,65 @@ class DebianRuntime:
         shutil.rmtree(unpacked)
 
 
+class ArchiveRuntime:
+    """Python from one tar file that holds bin/pythonX.Y and lib/pythonX.Y, below one folder or none."""
+
+    # These may come from the host: such a Python needs none of them, and the packages take the system's.
+    from_host = PRELOADED
+
+    def __init__(self, path, sha256, version):
+        self._path, self._sha256, self._version = path, sha256, "python" + version
+
+    def describe(self):
+        """{"provider", "python", "sha256"}."""
+        return {"provider": "archive", "python": self._version, "sha256": self._sha256}
+
+    def provide(self, root):
+        """Unpack interpreter, standard library and shared libraries below `root`."""
+        try:
+            seen = sha256_file(self._path)
+        except OSError as error:
+            raise BuildError("the Python archive {0} cannot be read: {1}".format(self._path, error)) from error
+        if seen != self._sha256:
+            raise BuildError(
+                "{0} has the sha256 {1}, wanted is {2}. Provide that file, or correct "
+                "engine_build_runtime_archives.".format(self._path, seen, self._sha256)
+            )
+        unpacked = root + ".archive"
+        shutil.rmtree(unpacked, ignore_errors=True)
+        with tarfile.open(self._path) as archive:
+            for member in archive:
+                check_member_path(member.name.lstrip("./") or "x")
+                if member.issym():
+                    check_link(member.name, member.linkname)
+                if member.isreg() or member.isdir() or member.issym():
+                    archive.extract(member, unpacked)
+        tops = [os.path.dirname(path) for path in glob.glob(os.path.join(unpacked, "bin"))]
+        tops += [os.path.dirname(path) for path in glob.glob(os.path.join(unpacked, "*", "bin"))]
+        for top in tops:
+            binary = os.path.join(top, "bin", self._version)
+            stdlib = os.path.join(top, "lib", self._version)
+            if os.path.isfile(binary) and os.path.isdir(stdlib):
+                break
+        else:
+            raise BuildError("{0} holds no bin/{1} and lib/{1}".format(self._path, self._version))
+        os.makedirs(os.path.join(root, "bin"))
+        shutil.copy2(binary, os.path.join(root, "bin", self._version))
+        shutil.copytree(
+            stdlib,
+            os.path.join(root, "lib", self._version),
+            symlinks=True,
+            ignore=shutil.ignore_patterns("site-packages", "__pycache__", "*.a"),
+        )
+        for path in sorted(glob.glob(os.path.join(top, "lib", "*.so*"))):
+            shutil.copy2(path, os.path.join(root, "lib"), follow_symlinks=False)
+        shutil.rmtree(unpacked)
+
+
 class PrefixRuntime:
     """Python from an installation prefix such as /opt/python3.11."""
+
+    from_host = ()
 
     def __init__(self, prefix, version):
         self._prefix, self._version = prefix, "python" + version

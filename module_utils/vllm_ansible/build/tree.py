@@ -112,8 +112,11 @@ def remove(path):
         os.unlink(path)
 
 
-def finish_runtime(root, run, patchelf):
-    """Make the interpreter tree `root` independent of its place and of the host's libraries."""
+def finish_runtime(root, run, patchelf, from_host=()):
+    """Make the interpreter tree `root` independent of its place and of the host's libraries.
+
+    from_host: libraries of PRELOADED that may come from the host when the runtime has none.
+    """
     version = python_version(root)
     library = os.path.join(root, "lib")
     stdlib = os.path.join(library, "python" + version)
@@ -124,7 +127,7 @@ def finish_runtime(root, run, patchelf):
         if name.startswith("config-") or name == "sitecustomize.py":
             remove(os.path.join(stdlib, name))
     dynload = os.path.join(stdlib, "lib-dynload")
-    for name in os.listdir(dynload):
+    for name in os.listdir(dynload) if os.path.isdir(dynload) else ():
         if name.startswith(DROPPED_EXTENSIONS):
             remove(os.path.join(dynload, name))
     os.makedirs(os.path.join(stdlib, "site-packages"), exist_ok=True)
@@ -141,6 +144,8 @@ def finish_runtime(root, run, patchelf):
             "patchelf on " + os.path.relpath(path, root),
         )
     for soname in PRELOADED:
+        if soname in from_host and not os.path.exists(os.path.join(library, soname)):
+            continue
         if not os.path.exists(os.path.join(library, soname)):
             raise BuildError("{0} is not among the runtime's libraries: add the package that brings it".format(soname))
         checked(run, [patchelf, "--add-needed", soname, binary], "patchelf on the interpreter")
@@ -176,10 +181,10 @@ def strip_files(root, run, strip):
         checked(run, [strip, "--strip-unneeded", "--preserve-dates"] + paths[start : start + 50], "strip")
 
 
-def compile_all(root, run):
+def compile_all(root, run, python=None):
     """Byte-compile the whole tree; the .pyc name paths relative to it and are never checked against the source,
-    because times differ from host to host."""
-    python = os.path.join(root, "bin", "python3")
+    because times differ from host to host. python: an interpreter of the same version, when the tree's cannot run."""
+    python = python or os.path.join(root, "bin", "python3")
     for directory, folders, _names in os.walk(root):
         if "__pycache__" in folders:
             shutil.rmtree(os.path.join(directory, "__pycache__"))
@@ -245,9 +250,9 @@ def rewrite_records(packages):
             stream.write(output.getvalue())
 
 
-def missing_libraries(root):
-    """{relative path: [soname, ...]} of libraries that neither the tree nor glibc provides."""
-    available = set(GLIBC_LIBRARIES)
+def missing_libraries(root, from_host=()):
+    """{relative path: [soname, ...]} of libraries that neither the tree nor glibc nor `from_host` provides."""
+    available = set(GLIBC_LIBRARIES) | set(from_host)
     asked = {}
     for path in elf_files(root):
         dynamic = elf.read_dynamic(path)
@@ -265,9 +270,3 @@ def missing_libraries(root):
         if absent:
             missing[path] = absent
     return missing
-
-
-def glibc_floor(root):
-    """Oldest glibc the tree runs with, as "2.NN"."""
-    versions = [version for version in (elf.required_glibc(path) for path in elf_files(root)) if version]
-    return "{0}.{1}".format(*max(versions)) if versions else None

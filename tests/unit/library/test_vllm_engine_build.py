@@ -209,3 +209,64 @@ def test_a_stage_that_fails_leaves_no_artefact(
     assert result["failed"] and "No space left on device" in result["msg"]
     assert list(Path(parameters["artefact_directory"]).iterdir()) == []
     assert not (Path(parameters["work_directory"]) / parameters["build"] / "scratch").exists()
+
+
+@pytest.fixture
+def ascend(parameters: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Parameters of an Ascend build for the processor that this machine has not."""
+    other = "aarch64" if os.uname().machine == "x86_64" else "x86_64"
+    row = Path(parameters["row_directory"])
+    for name in (f"engine-{other}.txt", "index.txt", "exceptions.txt", "host-libraries.txt"):
+        (row / name).write_text(f"# {name}\n")
+    for folder in ("overrides", "plugin"):
+        (tmp_path / folder / "ascend").mkdir(parents=True)
+        (tmp_path / folder / "ascend" / "0001-x.patch").write_text(PATCH)
+        (tmp_path / folder / "ascend" / "series").write_text("0001-x.patch\n")
+    digest = series.series_digest(str(tmp_path / "plugin"), ["ascend/0001-x.patch"])
+    return {
+        **parameters, "build": "vllm-ascend", "version": "0.23.0", "backend": "ascend", "architecture": other,
+        "series_sha256": digest, "plugin": "vllm-ascend", "plugin_version": "0.23.0.post1",
+        "soc_version": "ascend910b1", "plugin_overrides_directory": str(tmp_path / "plugin"),
+        "plugin_series_sha256": digest,
+        "plugin_result_sha256": "3" * 64, "plugin_source_sha256": "4" * 64, "plugin_local_version": "ascend.p1",
+    }  # fmt: skip
+
+
+def test_an_ascend_release_of_another_architecture_is_built(ascend: dict[str, Any], run_module: Run) -> None:
+    result = run_module(vllm_engine_build, ascend)
+    assert result["changed"] is True and result["inputs"]["soc_version"] == "ascend910b1"
+    assert sorted(result["inputs"]["locks"]) == sorted(
+        [f"engine-{ascend['architecture']}.txt", "index.txt", "build.txt", "exceptions.txt", "host-libraries.txt"]
+    )
+    assert run_module(vllm_engine_build, ascend)["changed"] is False
+    again = run_module(vllm_engine_build, {**ascend, "soc_version": "ascend910_9391"}, check_mode=True)
+    assert again["changed_inputs"] == ["soc_version"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"soc_version": None}, "vllm-ascend needs soc_version"),
+        ({"plugin_series_sha256": "0" * 64}, "the plan was made for 0000"),
+        (
+            {"runtime_provider": "prefix", "runtime_prefix": "/opt/python"},
+            "or take the runtime provider debian or archive",
+        ),
+        ({"runtime_provider": "archive"}, "runtime_archive"),
+    ],
+)
+def test_an_ascend_release_that_cannot_be_built(
+    changes: dict[str, Any], message: str, ascend: dict[str, Any], run_module: Run
+) -> None:
+    result = run_module(vllm_engine_build, {**ascend, **changes})
+    assert result["failed"] and message in result["msg"]
+
+
+def test_devices_without_triton_get_none(ascend: dict[str, Any], tmp_path: Path) -> None:
+    Path(ascend["row_directory"], "index.txt").write_text("triton-ascend==3.2.2\nvllm-ascend==0.23.0.post1\n")
+    names = {}
+    for soc in ("ascend910b1", "ascend310p1"):
+        spec = {**ascend, "soc_version": soc, "runtime_provider": "archive", "runtime_archive": "/x",
+                "runtime_archive_sha256": "5" * 64, "python_version": "3.11"}  # fmt: skip
+        names[soc] = [item.name for item in engine.EngineBuild(None, spec)._engine_locks()]
+    assert names == {"ascend910b1": ["triton-ascend", "vllm-ascend"], "ascend310p1": ["vllm-ascend"]}

@@ -130,7 +130,8 @@ def test_the_flags_come_from_the_engine_that_is_asked(root: Path, folder: Path) 
 
 def test_the_repository_is_up_to_date(project_root: Path) -> None:
     folders = overrides.version_folders(project_root)
-    assert [folder.name for folder in folders] == ["0.32.0"]
+    names = [str(folder.relative_to(project_root / "engine_overrides")) for folder in folders]
+    assert names == ["vllm/0.23.0", "vllm/0.32.0", "vllm-ascend/0.23.0.post1"]
     assert [problem for folder in folders for problem in overrides.check(folder, project_root)] == []
 
 
@@ -138,3 +139,20 @@ def test_the_command_line_lists_problems(root: Path, folder: Path, capsys: pytes
     shutil.rmtree(folder / "common")
     assert overrides.main(["check", "--folder", str(folder)]) == 1
     assert "X-Verified-By names tests/test_x.py" in capsys.readouterr().err
+
+
+def test_a_source_names_its_folder(root: Path, folder: Path) -> None:
+    assert overrides.version_folders(root) == [folder]
+    assert overrides.folder_of(root / "demo-1.0.tar.gz", [folder]) == folder
+    plugin = root / "engine_overrides" / "vllm-ascend" / "0.23.0.post1"
+    assert overrides.folder_of(Path("vllm_ascend-0.23.0.post1.tar.gz"), [folder, plugin]) == plugin
+    with pytest.raises(overrides.series.OverridesError, match="--folder"):
+        overrides.folder_of(Path("demo-2.0.tar.gz"), [folder])
+
+
+def test_a_plugin_has_no_flags(root: Path, folder: Path) -> None:
+    plugin = root / "engine_overrides" / "vllm-ascend" / "1.0"
+    shutil.copytree(folder, plugin)
+    (plugin / "flags.yml").unlink()
+    overrides.lock(plugin, root / "demo-1.0.tar.gz")
+    assert overrides.check(plugin, root) == []

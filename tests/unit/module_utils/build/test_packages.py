@@ -90,3 +90,25 @@ def test_a_package_locked_by_version_is_fetched_without_a_hash(tmp_path: Path) -
     found = fetch(pip, tmp_path / "packages", f"torch==2.0+cpu\ndemo-pkg==1.0 --hash=sha256:{SHA}")
     assert sorted(found) == ["demo-pkg", "torch"]
     assert ["--require-hashes" in call for call in pip.calls] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("filename", "architecture", "fits"),
+    [
+        ("x-1-cp311-cp311-manylinux_2_26_aarch64.manylinux_2_28_aarch64.whl", "aarch64", True),
+        ("x-1-cp311-cp311-manylinux_2_28_x86_64.whl", "aarch64", False),
+        ("x-1-py3-none-any.whl", "aarch64", True),
+        ("x-1.tar.gz", "aarch64", False),
+        ("x-1.tar.gz", None, True),
+    ],
+)
+def test_files_for_one_architecture(filename: str, architecture: str | None, fits: bool) -> None:
+    assert packages.suits(filename, architecture) is fits
+
+
+def test_the_wheel_of_the_other_architecture_is_left_alone(tmp_path: Path) -> None:
+    for architecture in ("x86_64", "aarch64"):
+        (tmp_path / f"x-1-cp311-cp311-linux_{architecture}.whl").write_text(architecture)
+    for architecture in ("x86_64", "aarch64"):
+        found, missing = packages.match_files(str(tmp_path), [packages.Locked("x", "1", [])], architecture)
+        assert Path(found["x"]).read_text() == architecture and missing == []

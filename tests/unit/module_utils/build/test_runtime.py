@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_ansible.artefact import ArtefactError
 from ansible.module_utils.vllm_ansible.build import runtime
 from ansible.module_utils.vllm_ansible.build.tree import BuildError
 
@@ -31,7 +33,7 @@ class Apt:
         self.calls.append(argv)
         if "--print-uris" in argv:
             return 0, answer(**{name: self.versions[name] for name in argv if name in self.versions}), ""
-        if argv[:2] == ["apt-get", "--quiet"]:
+        if argv[:2] == ["apt-get", "--quiet"] and argv[-1] != "update":
             name, version = argv[3].split("=")
             (Path(cwd) / f"{name}_{version.replace(':', '%3a')}_amd64.deb").write_bytes(version.encode())
         elif argv[0] == "dpkg-deb":
@@ -122,3 +124,72 @@ def test_a_library_the_machine_lacks_is_named() -> None:
     assert os.path.basename(runtime.find_library("libc.so.6")) == "libc.so.6"
     with pytest.raises(BuildError, match=r"libabsent\.so\.1 is needed"):
         runtime.find_library("libabsent.so.1")
+
+
+def test_packages_of_another_architecture_come_from_a_root_of_their_own(tmp_path: Path) -> None:
+    apt = Apt(zlib1g="1")
+    other = runtime.DebianRuntime(
+        apt, ["zlib1g"], str(tmp_path / "debian-aarch64"), architecture="aarch64", may_ask=False
+    )
+    with pytest.raises(runtime.RuntimeUnknownError, match="no package lists of that architecture"):
+        other.describe()
+    assert apt.calls == [] and not (tmp_path / "debian-aarch64").exists()
+    other = runtime.DebianRuntime(apt, ["zlib1g"], str(tmp_path / "debian-aarch64"), architecture="aarch64")
+    assert other.describe()["packages"]["zlib1g"]["version"] == "1"
+    update, ask = apt.calls
+    assert update[-1] == "update" and "APT::Architecture=arm64" in update and "APT::Architecture=arm64" in ask
+    assert f"Dir::State::lists={tmp_path}/debian-aarch64/apt/lists" in ask
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> tuple[Path, str]:
+    top = tmp_path / "made" / "python"
+    for name in (
+        "bin/python3.11",
+        "lib/python3.11/os.py",
+        "lib/python3.11/site-packages/pip/x.py",
+        "lib/libpython3.11.so.1.0",
+    ):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(name)
+    (top / "bin" / "python3").symlink_to("python3.11")
+    path = tmp_path / "python.tar.gz"
+    with tarfile.open(path, "w:gz") as stream:
+        stream.add(top, "python")
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_python_from_an_archive(archive: tuple[Path, str], tmp_path: Path) -> None:
+    path, sha256 = archive
+    python = runtime.ArchiveRuntime(str(path), sha256, "3.11")
+    assert python.describe() == {"provider": "archive", "python": "python3.11", "sha256": sha256}
+    root = tmp_path / "root"
+    root.mkdir()
+    python.provide(str(root))
+    assert sorted(str(item.relative_to(root)) for item in root.rglob("*") if item.is_file()) == [
+        "bin/python3.11", "lib/libpython3.11.so.1.0", "lib/python3.11/os.py"
+    ]  # fmt: skip
+    assert not (tmp_path / "root.archive").exists()
+
+
+def test_another_archive_is_refused(archive: tuple[Path, str], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(BuildError, match="wanted is 0000"):
+        runtime.ArchiveRuntime(str(archive[0]), "0" * 64, "3.11").provide(str(root))
+    with pytest.raises(BuildError, match=r"holds no bin/python3\.12"):
+        runtime.ArchiveRuntime(str(archive[0]), archive[1], "3.12").provide(str(root))
+    with pytest.raises(BuildError, match="cannot be read"):
+        runtime.ArchiveRuntime(str(tmp_path / "none"), archive[1], "3.11").provide(str(root))
+
+
+@pytest.mark.parametrize("link", ["/etc/passwd", "../../../outside"])
+def test_an_archive_that_leads_outside_is_refused(link: str, tmp_path: Path) -> None:
+    path, root = tmp_path / "x.tar", tmp_path / "root"
+    root.mkdir()
+    with tarfile.open(path, "w") as stream:
+        member = tarfile.TarInfo("python/bin")
+        member.type, member.linkname = tarfile.SYMTYPE, link
+        stream.addfile(member)
+    with pytest.raises(ArtefactError, match="outside"):
+        runtime.ArchiveRuntime(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), "3.11").provide(str(root))

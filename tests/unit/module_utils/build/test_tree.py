@@ -4,7 +4,6 @@
 import base64
 import csv
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,10 +12,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.vllm_ansible.build import tree
 
-_spec = importlib.util.spec_from_file_location("elf_files", Path(__file__).with_name("test_elf.py"))
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-make_elf = _module.make_elf
+from tests.support.elves import make_elf
 
 
 def run(argv, environ_update=None, cwd=None):
@@ -81,13 +77,6 @@ def test_libraries_from_outside_are_missed(tmp_path: Path) -> None:
     assert tree.missing_libraries(str(tmp_path)) == {}
     make_elf(tmp_path / "lib" / "extension.so", ["libnuma.so.1", "libm.so.6"])
     assert tree.missing_libraries(str(tmp_path)) == {"lib/extension.so": ["libnuma.so.1"]}
-
-
-def test_the_floor_is_the_highest_of_all_files(tmp_path: Path) -> None:
-    assert tree.glibc_floor(str(tmp_path)) is None
-    make_elf(tmp_path / "a", [], glibc=("GLIBC_2.28",))
-    make_elf(tmp_path / "b", [], glibc=("GLIBC_2.4",))
-    assert tree.glibc_floor(str(tmp_path)) == "2.28"
 
 
 def test_compiled_files_do_not_know_where_they_were_made(tmp_path: Path) -> None:
