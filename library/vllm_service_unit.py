@@ -10,7 +10,7 @@ description:
   - Writes, checks and removes C(/etc/systemd/system/vllm-INSTANCE.service), a sandboxed C(Type=notify) unit that runs
     the supervisor of the role C(engine_service).
   - Tells from what is on disk whether systemd must reload its units and whether the running instance must be restarted.
-    The unit, its drop-ins, the instance file, the API key and the C(current) link are compared with what the running
+    The unit, its drop-ins and environment file, the instance file, the API key and the C(current) link are compared with what the running
     supervisor recorded when it started, so an interrupted run can never leave an old process behind unnoticed.
   - Never starts or stops anything; M(ansible.builtin.systemd_service) does that.
 options:
@@ -58,6 +58,16 @@ options:
     description:
       - Device files the engine needs, such as C(/dev/davinci0). With any, the unit gets exactly these instead of
         C(PrivateDevices=).
+    type: list
+    elements: str
+    default: []
+  environment_file:
+    description:
+      - C(EnvironmentFile=), for example the one that M(vllm_ascend_environment) writes. A change of its content asks for
+        a restart.
+    type: path
+  supplementary_groups:
+    description: C(SupplementaryGroups=), the groups that own the device files. They have to be on the host.
     type: list
     elements: str
     default: []
@@ -248,6 +258,8 @@ def main():
             "memory_max_bytes": {"type": "int"},
             "shared_memory_bytes": {"type": "int"},
             "devices": {"type": "list", "elements": "str", "default": []},
+            "environment_file": {"type": "path"},
+            "supplementary_groups": {"type": "list", "elements": "str", "default": []},
             "allowed_networks": {"type": "list", "elements": "str", "default": []},
             "restart_burst": {"type": "int", "default": 6},
             "restart_interval_seconds": {"type": "int", "default": 600},

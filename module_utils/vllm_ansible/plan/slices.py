@@ -8,6 +8,9 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Binding
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 
 KEEP_RELEASES = 2
+# Defaults of roles ascend_cann and ascend_driver: CANN's variables, and the group that owns the device files.
+ASCEND_ENVIRONMENT = "/etc/vllm/ascend.env"
+ASCEND_GROUP = "HwHiAiUser"
 
 
 def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding], networks: List[str]) -> Dict[str, Any]:
@@ -86,6 +89,8 @@ def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
         "flags": {**group.flags, **group.member_flags.get(host.name, {})},
         "environment": {**group.environment, **group.member_environment.get(host.name, {})},
         "devices": device_files(group, host),
+        "environment_file": ASCEND_ENVIRONMENT if group.backend == "ascend" else None,
+        "supplementary_groups": [ASCEND_GROUP] if group.backend == "ascend" else [],
         "memory_max_bytes": group.memory["limit_bytes"],
         "model_size_bytes": group.model.size_bytes,
         "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks or None,

@@ -96,6 +96,11 @@ def check(spec):
     for device in spec["devices"]:
         if not re.match(r"^/dev/[A-Za-z0-9/_.-]+$", device):
             problems.append("devices: {!r} is not a path below /dev".format(device))
+    if spec["environment_file"] and not re.match(r"^/[A-Za-z0-9/_.-]+$", spec["environment_file"]):
+        problems.append("environment_file: {!r} is not an absolute path".format(spec["environment_file"]))
+    for group in spec["supplementary_groups"]:
+        if not re.match(r"^[A-Za-z_][A-Za-z0-9_-]*$", group):
+            problems.append("supplementary_groups: {!r} is not the name of a group".format(group))
     for network in spec["allowed_networks"]:
         if not re.match(r"^[0-9A-Fa-f.:]+(/\d{1,3})?$", network):
             problems.append("allowed_networks: {!r} is not an address or network such as 10.1.0.0/16".format(network))
@@ -110,7 +115,8 @@ def render(spec):
 
     Args:
         spec: dict with instance, served_model_name, listen_address, port, user, group, model_size_bytes,
-            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, allowed_networks,
+            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_file, supplementary_groups,
+            allowed_networks,
             restart_burst, restart_interval_seconds, stop_timeout_seconds, watchdog_seconds; as the options of
             the module vllm_service_unit, checked by :func:`check`.
     """
@@ -151,6 +157,10 @@ def render(spec):
         ("LimitCORE", "0"),
         ("TasksMax", "infinity"),
     ]
+    if spec["environment_file"]:
+        service.append(("EnvironmentFile", spec["environment_file"]))
+    if spec["supplementary_groups"]:
+        service.append(("SupplementaryGroups", " ".join(spec["supplementary_groups"])))
     if spec["memory_max_bytes"]:
         service.append(("MemoryMax", str(spec["memory_max_bytes"])))
     service.append(

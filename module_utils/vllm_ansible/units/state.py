@@ -9,6 +9,7 @@ cannot be missed, because nobody has to remember that something changed.
 import hashlib
 import json
 import os
+import re
 
 from ansible.module_utils.vllm_ansible.units.service import CREDENTIAL_DIRECTORY, SUPERVISOR, unit_path
 
@@ -25,7 +26,17 @@ def watched_paths(instance, root=""):
     ]
     if os.path.isdir(root + drop_ins):
         paths += [drop_ins + "/" + name for name in os.listdir(root + drop_ins) if name.endswith(".conf")]
+    paths += _environment_files(root + unit_path(instance))
     return sorted(path for path in paths if os.path.lexists(root + path))
+
+
+def _environment_files(unit):
+    """Return the files that the unit's EnvironmentFile= lines name."""
+    try:
+        with open(unit, encoding="utf-8") as stream:
+            return re.findall(r"^EnvironmentFile=(/.*)$", stream.read(), re.MULTILINE)
+    except FileNotFoundError:
+        return []
 
 
 def state_digest(instance, root=""):

@@ -84,6 +84,22 @@ def test_the_engine_inherits_only_what_it_needs():
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} & set(environment)
 
 
+def test_the_engine_gets_what_the_environment_file_names(tmp_path):
+    path = tmp_path / "ascend.env"
+    path.write_text('# CANN\nASCEND_HOME_PATH=/a\nPYTHONPATH="/a b/python"\n')
+    one = instance(environment_file=str(path), environment={"HCCL_IF_IP": "192.0.2.1"})
+    inherited = {"ASCEND_HOME_PATH": "/a", "PYTHONPATH": "/a b/python", "SECRET": "x"}
+    environment = one.engine_environment(inherited)
+    assert environment["ASCEND_HOME_PATH"] == "/a"
+    assert environment["PYTHONPATH"] == "/a b/python"
+    assert environment["HCCL_IF_IP"] == "192.0.2.1"
+    assert "SECRET" not in environment
+    assert one.engine_command("/k")[1:4] == ["-s", "-P", "-m"]
+    path.unlink()
+    with pytest.raises(supervisor.ConfigurationError, match=r"ascend\.env cannot be read"):
+        one.environment_file_names()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -22,6 +22,8 @@ CPU = {
     "memory_max_bytes": 6 << 30,
     "shared_memory_bytes": None,
     "devices": [],
+    "environment_file": None,
+    "supplementary_groups": [],
     "allowed_networks": ["10.20.0.0/16"],
     "restart_burst": 6,
     "restart_interval_seconds": 600,
@@ -38,6 +40,8 @@ NPU = {
     "memory_max_bytes": None,
     "shared_memory_bytes": 16 << 30,
     "devices": ["/dev/davinci0", "/dev/davinci_manager"],
+    "environment_file": "/etc/vllm/ascend.env",
+    "supplementary_groups": ["HwHiAiUser"],
 }
 
 
@@ -81,6 +85,8 @@ def test_start_limit(size, speed, seconds):
         ({"instance": "models"}, "instance: 'models'"),
         ({"port": 70000}, "port: 70000"),
         ({"devices": ["/dev/../etc rw\nUser=root"]}, "devices:"),
+        ({"environment_file": "ascend.env\nUser=root"}, "environment_file:"),
+        ({"supplementary_groups": ["a\nUser=root"]}, "supplementary_groups:"),
         ({"allowed_networks": ["10.0.0.0/8\nUser=root"]}, "allowed_networks:"),
         ({"memory_max_bytes": 0}, "memory_max_bytes: 0"),
     ],

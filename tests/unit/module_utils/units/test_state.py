@@ -10,10 +10,11 @@ import pytest
 from ansible.module_utils.vllm_ansible.units import state
 
 FILES = {
-    "/etc/systemd/system/vllm-one.service": "[Unit]",
+    "/etc/systemd/system/vllm-one.service": "[Service]\nEnvironmentFile=/etc/vllm/ascend.env\n",
     "/etc/systemd/system/vllm-one.service.d/20-numa.conf": "[Service]",
     "/etc/systemd/system/vllm-one.service.d/notes.txt": "not read by systemd",
     "/etc/vllm/instances/one.json": "{}",
+    "/etc/vllm/ascend.env": "ASCEND_HOME_PATH=/a\n",
     "/opt/vllm/libexec/vllm-supervisor": "#!",
     "/etc/vllm/credentials/one.key": "secret\n",
 }
@@ -35,6 +36,7 @@ def test_watched_paths(root):
     assert state.watched_paths("one", str(root)) == [
         "/etc/systemd/system/vllm-one.service",
         "/etc/systemd/system/vllm-one.service.d/20-numa.conf",
+        "/etc/vllm/ascend.env",
         "/etc/vllm/credentials/one.key",
         "/etc/vllm/instances/one.json",
         "/opt/vllm/instances/one/current",
