@@ -8,7 +8,7 @@ from tools import golden
 
 @pytest.mark.parametrize("case", golden.cases())
 def test_case_plans_as_stored(case):
-    assert golden.render(golden.plan(case)) == (golden.GOLDEN / case / "plan.json").read_text()
+    assert golden.files(case) == golden.stored(case)
 
 
 LAYOUTS = {
