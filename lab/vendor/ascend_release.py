@@ -42,8 +42,8 @@ ROWS = ROOT / "roles" / "deployment_plan" / "vars" / "main" / "rows_ascend.yml"
 # Published files, by the vLLM version that is pretended: its wheel, and what its parser imports beyond a CPU release.
 WHEELS = {
     "0.23.0": {
-        "vllm": "872aeb7c36a1ea942216af067ce870ffdf960804e829367e1b4eb36d4831c03c",
-        "gguf==0.19.0": "",
+        "vllm==0.23.0": "872aeb7c36a1ea942216af067ce870ffdf960804e829367e1b4eb36d4831c03c",
+        "gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd",
     },
 }
 SITE = "lib/python3.11/site-packages"
@@ -101,20 +101,31 @@ def fetch(version: str, folder: Path) -> list[Path]:
     """The wheels of WHEELS, downloaded by pip unless they are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     found = []
+    if version not in WHEELS:
+        raise ReleaseError(f"The parser of vLLM {version} is not known here, only that of {', '.join(WHEELS)}.")
     for requirement, sha256 in WHEELS[version].items():
-        name, _mark, wanted = requirement.partition("==")
-        pattern = f"{name}-{wanted or version}-*.whl"
+        pattern = requirement.replace("==", "-") + "-*.whl"
         if not list(folder.glob(pattern)):
             checked(
                 [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-                 f"--dest={folder}", f"{name}=={wanted or version}"],
-                f"downloading {name}",
+                 f"--dest={folder}", requirement],
+                f"downloading {requirement}",
             )  # fmt: skip
         (path,) = folder.glob(pattern)
-        if sha256 and artefact.sha256_file(str(path)) != sha256:
+        if artefact.sha256_file(str(path)) != sha256:
             raise ReleaseError(f"{path} has not the sha256 {sha256}. Remove it and run again.")
         found.append(path)
     return found
+
+
+def lay_own(row: dict[str, Any], target: Path) -> None:
+    """The stand-in of `vllm serve` as the package `target`."""
+    target.mkdir()
+    for path in (HERE / "ascend_engine").glob("*.py"):
+        shutil.copy(path, target)
+    # The planner's own comparison of versions: pure, and needs nothing of Ansible.
+    shutil.copy(ROOT / "module_utils" / "vllm_ansible" / "plan" / "versions.py", target)
+    (target / "row.json").write_text(json.dumps(row, sort_keys=True, indent=1) + "\n", "utf-8")
 
 
 def lay_out(row: dict[str, Any], wheels: list[Path], overrides: Path, target: Path) -> None:
@@ -125,13 +136,7 @@ def lay_out(row: dict[str, Any], wheels: list[Path], overrides: Path, target: Pa
     if (overrides / "ascend" / "series").exists():
         paths = series.read_series(str(overrides), "ascend")
         apply.apply_series(run, str(target), str(overrides), paths)
-    own = target / "stand_in_ascend"
-    own.mkdir()
-    for path in (HERE / "ascend_engine").glob("*.py"):
-        shutil.copy(path, own)
-    # The planner's own comparison of versions: pure, and needs nothing of Ansible.
-    shutil.copy(ROOT / "module_utils" / "vllm_ansible" / "plan" / "versions.py", own)
-    (own / "row.json").write_text(json.dumps(row, sort_keys=True, indent=1) + "\n", "utf-8")
+    lay_own(row, target / "stand_in_ascend")
     shutil.copytree(HERE / "ascend_engine" / "vllm_ascend", target / "vllm_ascend")
     metadata = target / f"vllm_ascend-{row['plugin_version']}.dist-info"
     metadata.mkdir()

@@ -29,7 +29,8 @@ class Row(NamedTuple):
     Accelerators: `versions` are the components (cann, nnal, torch, torch_npu, triton_ascend, cuda, …), `families` the
     device families it runs on, `drivers` the ranges its toolkit was released for (see `versions.matches`), `features`
     a name to the floors below which the engine works without it (component or ``driver`` -> range), `quantisations`
-    what this engine version runs, `flag_choices` what the plugin adds to the choices of the engine's flags.
+    what this engine version runs, `flag_choices` what the plugin adds to the choices of the engine's flags,
+    `flag_keys` the keys that it reads in those that take a mapping.
     `memory` holds `utilisation` (share of a device the engine may take) and, per rank, `context_bytes`, `graph_bytes`
     and `comm_bytes`; one nobody published is absent.
     `status`: ``installable`` by this version of the project, or ``plannable`` only.
@@ -57,6 +58,7 @@ class Row(NamedTuple):
     flags: Dict[str, Any]
     environment: Dict[str, Any]
     flag_choices: Dict[str, List[str]] = {}
+    flag_keys: Dict[str, List[str]] = {}
     plugin: str = ""
     plugin_version: str = ""
     versions: Dict[str, str] = {}
@@ -71,12 +73,13 @@ class Row(NamedTuple):
     unverified: Dict[str, str] = {}
 
     def flags_with_choices(self, known: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the engine's flags (``flags.yml``) with the choices the plugin adds."""
+        """Return the engine's flags (``flags.yml``) with the choices the plugin adds and the keys it reads."""
         extended = {
             flag: dict(known[flag], choices=known[flag]["choices"] + extra)
             for flag, extra in self.flag_choices.items()
             if isinstance(known.get(flag, {}).get("choices"), list)
         }
+        extended.update({flag: dict(known[flag], keys=keys) for flag, keys in self.flag_keys.items() if flag in known})
         return dict(known, **extended)
 
     @property
@@ -118,7 +121,7 @@ def read_row(name: str, entry: Reader) -> Row:
     memory = entry.mapping("memory", required=True)
     defaults = entry.mapping("defaults", required=True)
     service = entry.mapping("service", required=True)
-    choices, features = entry.mapping("flag_choices"), entry.mapping("features")
+    choices, keys, features = (entry.mapping(key) for key in ("flag_choices", "flag_keys", "features"))
     row = Row(
         name=name,
         engine=entry.text("engine", required=True),
@@ -152,6 +155,7 @@ def read_row(name: str, entry: Reader) -> Row:
         flags=entry.mapping("flags").raw,
         environment=entry.mapping("environment").raw,
         flag_choices={key: choices.texts(key) for key in choices.raw},
+        flag_keys={key: keys.texts(key) for key in keys.raw},
         plugin=entry.text("plugin"),
         plugin_version=entry.text("plugin_version"),
         versions=entry.text_map("versions"),
