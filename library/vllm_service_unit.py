@@ -10,8 +10,9 @@ description:
   - Writes, checks and removes C(/etc/systemd/system/vllm-INSTANCE.service), a sandboxed C(Type=notify) unit that runs
     the supervisor of the role C(engine_service).
   - Tells from what is on disk whether systemd must reload its units and whether the running instance must be restarted.
-    The unit, its drop-ins and environment file, the instance file, the API key and the C(current) link are compared with what the running
-    supervisor recorded when it started, so an interrupted run can never leave an old process behind unnoticed.
+    The unit, its drop-ins and environment file, the instance file, the API key and the C(current) link are compared
+    with what the running supervisor recorded when it started, so an interrupted run can never leave an old process
+    behind unnoticed.
   - Never starts or stops anything; M(ansible.builtin.systemd_service) does that.
 options:
   instance:
@@ -63,8 +64,8 @@ options:
     default: []
   environment_file:
     description:
-      - C(EnvironmentFile=), for example the one that M(vllm_ascend_environment) writes. A change of its content asks for
-        a restart.
+      - C(EnvironmentFile=), for example the one that M(vllm_ascend_environment) writes. A change of its content asks
+        for a restart.
     type: path
   supplementary_groups:
     description: C(SupplementaryGroups=), the groups that own the device files. They have to be on the host.

@@ -128,7 +128,14 @@ def unit(planned: dict[str, Any]) -> str:
     given = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
     spec = {
         key: given["engine_service_" + key]
-        for key in ("user", "group", "restart_burst", "restart_interval_seconds", "stop_timeout_seconds", "watchdog_seconds")
+        for key in (
+            "user",
+            "group",
+            "restart_burst",
+            "restart_interval_seconds",
+            "stop_timeout_seconds",
+            "watchdog_seconds",
+        )
     }
     spec.update({key: planned[key] for key in (
         "served_model_name", "listen_address", "port", "model_size_bytes", "memory_max_bytes", "shared_memory_bytes",

@@ -5,7 +5,7 @@
     lab/vendor/ascend_release.py CPU_ARTEFACT --build vllm-0.23.0-ascend-x86_64 --out FOLDER [--release UNPACKED]
 
 Prints what role engine_build hands on: {"path", "sha256", "size_bytes", "release_id"}. A release of the same inputs
-that lies in FOLDER is taken as it is.
+that lies in FOLDER is taken as it is, an older one of the same build is removed.
 
 The artefact has the payloads of the CPU artefact, byte for byte, and one more that holds only new files: a .pth file
 that puts a folder before the CPU engine on the module path, and in that folder the Python files of the pretended vLLM
@@ -227,7 +227,9 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
     row = read_row(options.row)
     wheels = fetch(row["version"], options.downloads)
     overrides = options.overrides or ROOT / "engine_overrides" / "vllm" / row["version"]
-    own = sorted([Path(__file__), ROOT / "module_utils/vllm_ansible/plan/versions.py", *HERE.glob("ascend_engine/**/*.py")])
+    own = sorted(
+        [Path(__file__), ROOT / "module_utils/vllm_ansible/plan/versions.py", *HERE.glob("ascend_engine/**/*.py")]
+    )
     patches = sorted(path for name in ("common", "ascend") for path in (overrides / name).glob("*"))
     inputs = {
         "cpu_artefact": artefact.sha256_file(str(options.cpu_artefact)),
@@ -260,6 +262,9 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
         "path": str(path), "sha256": sha256, "size_bytes": path.stat().st_size, "release_id": name,
         "inputs_sha256": digest,
     }  # fmt: skip
+    for old in options.out.glob(f"{options.build}-*"):
+        if old != path:
+            old.unlink()
     path.with_name(f"{name}.json").write_text(json.dumps(receipt, indent=1) + "\n", "utf-8")
     return receipt
 

@@ -141,7 +141,9 @@ def test_the_artefact_holds_the_cpu_release_and_more(tmp_path: Path) -> None:
         path.write_text(text)
     (release / "bin/python3").chmod(0o755)
     layers = [{"file": "tree.tar.gz", "compression": "gzip", "paths": [""]}]
-    cpu = artefact.pack(str(release), str(tmp_path / "cpu.tar"), "engine-release", "cpu", layers=layers, python=sys.executable)
+    cpu = artefact.pack(
+        str(release), str(tmp_path / "cpu.tar"), "engine-release", "cpu", layers=layers, python=sys.executable
+    )
     ascend_release.pack(Path(cpu["path"]), release, overlay, "pretended", ROW, {}, target)
     installation.install(str(target), artefact.sha256_file(str(target)), str(tmp_path / "installed"))
     assert installation.verify(str(tmp_path / "installed"), full=True) == []

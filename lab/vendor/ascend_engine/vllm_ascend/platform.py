@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STAND-IN of the plugin's platform: what vLLM's argument parser asks of it, as vllm_ascend/platform.py of 0.23.0.post1."""
+"""STAND-IN of the plugin's platform: what vLLM's argument parser asks of it, as in 0.23.0.post1."""
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
