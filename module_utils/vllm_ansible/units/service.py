@@ -116,8 +116,9 @@ def render(spec):
     Args:
         spec: dict with instance, served_model_name, listen_address, port, user, group, model_size_bytes,
             read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_file
-            (or None), supplementary_groups, allowed_networks, restart_burst, restart_interval_seconds, stop_timeout_seconds, watchdog_seconds; as the options of
-            the module vllm_service_unit, checked by :func:`check`.
+            (or None), supplementary_groups, allowed_networks, restart_burst, restart_interval_seconds,
+            stop_timeout_seconds, watchdog_seconds; as the options of the module vllm_service_unit, checked by
+            :func:`check`.
     """
     instance = spec["instance"]
     start = start_timeout_seconds(spec["model_size_bytes"], spec["read_bytes_per_s"])
