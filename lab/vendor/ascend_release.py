@@ -200,8 +200,8 @@ def pack(cpu: Path, release: Path, overlay: Path, build: str, row: dict[str, Any
         name=build, id_prefix=build, created_from=inputs, tree_sha256=artefact.tree_digest(entries),
         files=sum(tree["files"] for tree in counted), unpacked_bytes=sum(tree["unpacked_bytes"] for tree in counted),
         metadata={
-            "engine": "vllm", "version": row["version"], "plugin_version": row["plugin_version"],
-            "glibc": manifest["metadata"].get("glibc"), "stand_in": f"serves with {manifest['name']}",
+            **manifest["metadata"], "engine": "vllm", "version": row["version"],
+            "plugin_version": row["plugin_version"], "stand_in": f"serves with {manifest['name']}",
         },
     )  # fmt: skip
     if len(entries) != manifest["files"]:
