@@ -6,18 +6,24 @@ tools/golden.py [CASE...]            name what differs; exit status 1 if anythin
 tools/golden.py --update [CASE...]   store what is planned now
 
 A case is a folder with case.yml and plan.json. case.yml: `description`; `hosts` as vllm_plan takes them, with `machine`
-(a folder of tests/fixtures/hardware) and `facts` (laid over it) instead of `hardware`; optionally `models`, `networks`.
+(a folder of tests/fixtures/hardware) and `facts` (laid over it) instead of `hardware`; optionally `models`, `networks`;
+with `units: true` the unit, the engine's arguments and its environment are stored too, for each instance of each host.
 The catalogue and the flag list are the real ones; the patch series is fixed, so that a changed patch changes no case.
 """
 
 import argparse
 import functools
+import importlib.machinery
+import importlib.util
 import json
 import sys
+import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
 import ansible.module_utils
+import jinja2
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +31,7 @@ if str(ROOT / "module_utils") not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 
 from ansible.module_utils.vllm_ansible.plan.fleet import Inputs, plan_fleet  # noqa: E402 - needs the path above
+from ansible.module_utils.vllm_ansible.units import service  # noqa: E402 - needs the path above
 
 GOLDEN = ROOT / "tests" / "golden"
 MACHINES = ROOT / "tests" / "fixtures" / "hardware"
@@ -103,6 +110,105 @@ def render(planned: dict[str, Any]) -> str:
     return json.dumps(planned, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
+# What role ascend_cann writes with the packages of lab/vendor, recorded there.
+ASCEND_ENVIRONMENT = """\
+ASCEND_HOME_PATH=/usr/local/Ascend/cann
+ATB_HOME_PATH=/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1
+"""
+ROLE = ROOT / "roles" / "engine_service"
+
+
+@functools.cache
+def supervisor() -> types.ModuleType:
+    """Return the supervisor of role engine_service as a module."""
+    loader = importlib.machinery.SourceFileLoader("golden_supervisor", str(ROLE / "files" / "vllm-supervisor"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look their module up
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    loader.exec_module(module)
+    sys.dont_write_bytecode = dont_write
+    return module
+
+
+def unit(planned: dict[str, Any]) -> str:
+    """Return the unit file of one instance of a slice, as role engine_service asks vllm_service_unit for it."""
+    given = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+    spec = {
+        key: given["engine_service_" + key]
+        for key in (
+            "user",
+            "group",
+            "restart_burst",
+            "restart_interval_seconds",
+            "stop_timeout_seconds",
+            "watchdog_seconds",
+        )
+    }
+    spec.update({key: planned[key] for key in (
+        "served_model_name", "listen_address", "port", "model_size_bytes", "memory_max_bytes", "shared_memory_bytes",
+        "devices", "allowed_networks",
+    )})  # fmt: skip
+    spec.update(
+        instance=planned["name"], read_bytes_per_s=None, environment_file=planned.get("environment_file"),
+        supplementary_groups=planned.get("supplementary_groups", []),
+        key_handover=planned.get("key_handover", "credential"),
+    )  # fmt: skip
+    assert service.check(spec) == []
+    return service.render(spec)
+
+
+def start(planned: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the environment that the supervisor starts the engine of an instance with."""
+    environment = jinja2.Environment(keep_trailing_newline=True)
+    environment.filters["to_nice_json"] = json.dumps
+    variables = {
+        "__engine_service_instance": planned, "engine_service_idle_canary_seconds": 10,
+        "__engine_service_model": {"directory": f"/var/lib/vllm/models/{planned['model']}/DIGEST"},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "ascend.env"
+        settings.write_text(ASCEND_ENVIRONMENT)
+        if planned.get("environment_file"):
+            variables["__engine_service_instance"] = {**planned, "environment_file": str(settings)}
+        path = Path(folder) / "instance.json"
+        template = (ROLE / "templates" / "instance.json.j2").read_text()
+        path.write_text(environment.from_string(template).render(variables))
+        instance = supervisor().Instance.load(str(path))
+        inherited = dict(line.split("=", 1) for line in ASCEND_ENVIRONMENT.splitlines())
+        arguments = instance.engine_command(f"/run/credentials/vllm-{planned['name']}.service/api-key")
+        return arguments[1:], instance.engine_environment(inherited)
+
+
+def units(planned: dict[str, Any]) -> dict[str, str]:
+    """Return file name -> content of what each host's instances are started with."""
+    found = {}
+    for host, entry in planned["hosts"].items():
+        for instance in entry["slices"].get("engine_service", {}).get("instances", []):
+            arguments, environment = start(instance)
+            name = f"{host}.{instance['name']}"
+            found[name + ".service"] = unit(instance)
+            found[name + ".arguments"] = "".join(word + "\n" for word in arguments)
+            found[name + ".environment"] = "".join(f"{key}={environment[key]}\n" for key in sorted(environment))
+    return found
+
+
+def files(name: str) -> dict[str, str]:
+    """Return everything that is stored for a case: file name below its folder -> content."""
+    planned = plan(name)
+    case = yaml.safe_load((GOLDEN / name / "case.yml").read_text())
+    more = units(planned) if case.get("units") else {}
+    return {"plan.json": render(planned), **{"units/" + file: text for file, text in more.items()}}
+
+
+def stored(name: str) -> dict[str, str]:
+    """Return what is stored for a case, as `files` returns what it should be."""
+    folder = GOLDEN / name
+    paths = [*folder.glob("plan.json"), *folder.glob("units/*")]
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE")
@@ -110,11 +216,14 @@ def main() -> int:
     options = parser.parse_args()
     differing = []
     for name in options.cases or cases():
-        path, text = GOLDEN / name / "plan.json", render(plan(name))
-        if not path.is_file() or path.read_text() != text:
+        wanted, found = files(name), stored(name)
+        if found != wanted:
             differing.append(name)
-            if options.update:
-                path.write_text(text)
+            for file in set(found) - set(wanted) if options.update else ():
+                (GOLDEN / name / file).unlink()
+            for file, text in wanted.items() if options.update else ():
+                (GOLDEN / name / file).parent.mkdir(exist_ok=True)
+                (GOLDEN / name / file).write_text(text)
             print(f"tests/golden/{name}: {'written' if options.update else 'differs; tools/golden.py --update'}")
     return 1 if differing and not options.update else 0
 

@@ -99,6 +99,7 @@ hang_at files
 case $component in
 toolkit)
     mkdir -p "$cann/$arch-linux/lib64" "$cann/bin" "$cann/opp" "$cann/python/site-packages"
+    ln -sfn "$arch-linux/lib64" "$cann/lib64"
     cut_power_at files
     rm -f "$link"
     ln -s "$(basename "$cann")" "$link"

@@ -31,7 +31,8 @@ class Row(NamedTuple):
     device families it runs on, `drivers` the ranges its toolkit was released for (see `versions.matches`), `features`
     a name to the floors below which the engine works without it (component or ``driver`` -> range), `quantisations`
     what this engine version runs, `chips` a family to its name in the vendor's packages, `cxx_abi` the C++ ABI its
-    torch was built with, `flag_choices` what the plugin adds to the choices of the engine's flags.
+    torch was built with, `flag_choices` what the plugin adds to the choices of the engine's flags, `flag_keys` the
+    keys that it reads in those that take a mapping.
     `memory` holds `utilisation` (share of a device the engine may take) and, per rank, `context_bytes`, `graph_bytes`
     and `comm_bytes`; one nobody published is absent. `release_bytes` and `artefact_bytes` are 0 where nobody measured.
     `status`: ``installable`` by this version of the project, or ``plannable`` only.
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     flags: Dict[str, Any]
     environment: Dict[str, Any]
     flag_choices: Dict[str, List[str]] = {}
+    flag_keys: Dict[str, List[str]] = {}
     plugin: str = ""
     plugin_version: str = ""
     versions: Dict[str, str] = {}
@@ -75,12 +77,13 @@ class Row(NamedTuple):
     chips: Dict[str, str] = {}
 
     def flags_with_choices(self, known: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the engine's flags (``flags.yml``) with the choices the plugin adds."""
+        """Return the engine's flags (``flags.yml``) with the choices the plugin adds and the keys it reads."""
         extended = {
             flag: dict(known[flag], choices=known[flag]["choices"] + extra)
             for flag, extra in self.flag_choices.items()
             if isinstance(known.get(flag, {}).get("choices"), list)
         }
+        extended.update({flag: dict(known[flag], keys=keys) for flag, keys in self.flag_keys.items() if flag in known})
         return dict(known, **extended)
 
     @property
@@ -125,7 +128,7 @@ def read_row(name: str, entry: Reader) -> Row:
     memory = entry.mapping("memory", required=True)
     defaults = entry.mapping("defaults", required=True)
     service = entry.mapping("service", required=True)
-    choices, features = entry.mapping("flag_choices"), entry.mapping("features")
+    choices, keys, features = (entry.mapping(key) for key in ("flag_choices", "flag_keys", "features"))
     row = Row(
         name=name,
         engine=entry.text("engine", required=True),
@@ -159,6 +162,7 @@ def read_row(name: str, entry: Reader) -> Row:
         flags=entry.mapping("flags").raw,
         environment=entry.mapping("environment").raw,
         flag_choices={key: choices.texts(key) for key in choices.raw},
+        flag_keys={key: keys.texts(key) for key in keys.raw},
         plugin=entry.text("plugin"),
         plugin_version=entry.text("plugin_version"),
         versions=entry.text_map("versions"),

@@ -140,11 +140,15 @@ def _wrong_value(value: Any, spec: Dict[str, Any]) -> str:
         return "" if value in choices else "one of " + ", ".join(str(c) for c in choices)
     if kind in _PATTERNS and not re.match(_PATTERNS[kind][0], str(value)):
         return _PATTERNS[kind][1]
-    if kind == "json" and not isinstance(value, (dict, list)):
+    if (kind == "json" or "keys" in spec) and not isinstance(value, (dict, list)):
         try:
-            json.loads(value)
+            value = json.loads(value)
         except (TypeError, ValueError):
             return "a mapping, a list or JSON text"
+    if "keys" in spec:
+        unknown = sorted(set(map(str, value)) - set(spec["keys"])) if isinstance(value, dict) else []
+        if unknown or not isinstance(value, dict):
+            return "a mapping of {}".format(nearest(unknown[0], spec["keys"]) if unknown else ", ".join(spec["keys"]))
     if kind == "str" and not isinstance(value, (str, int, float)):
         return "a text"
     if kind == "list" and not (isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)):

@@ -15,6 +15,7 @@ PUBLISHED = {
     "deepseek-v3.1": 671e9,
     "deepseek-r1": 671e9,
     "deepseek-r1-w8a8": 671e9,
+    "deepseek-v3.1-w8a8": 671e9,
     "deepseek-r1-distill-qwen-1.5b": 1.78e9,
     "deepseek-r1-distill-qwen-7b": 7.62e9,
     "deepseek-r1-distill-qwen-14b": 14.8e9,
