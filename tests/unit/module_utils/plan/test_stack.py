@@ -24,6 +24,8 @@ NAMED = "4.19.90-52.22.v2207.ky10.aarch64"
 
 
 def machine(name: str, **facts: Any) -> dict[str, Any]:
+    if "kernel" in facts.get("os", {}):
+        facts = {"kernel": {"release": facts["os"]["kernel"]}, **facts}
     return golden.merge(json.loads((golden.MACHINES / name / "facts.json").read_text()), {**ROOM, **facts})
 
 
