@@ -10,8 +10,9 @@ description:
   - Writes, checks and removes C(/etc/systemd/system/vllm-INSTANCE.service), a sandboxed C(Type=notify) unit that runs
     the supervisor of the role C(engine_service).
   - Tells from what is on disk whether systemd must reload its units and whether the running instance must be restarted.
-    The unit, its drop-ins, the instance file, the API key and the C(current) link are compared with what the running
-    supervisor recorded when it started, so an interrupted run can never leave an old process behind unnoticed.
+    The unit, its drop-ins and environment file, the instance file, the API key and the C(current) link are compared
+    with what the running supervisor recorded when it started, so an interrupted run can never leave an old process
+    behind unnoticed.
   - Never starts or stops anything; M(ansible.builtin.systemd_service) does that.
 options:
   instance:
@@ -61,13 +62,13 @@ options:
     type: list
     elements: str
     default: []
-  environment_files:
-    description: Files of environment variables for the engine; the unit does not start while one is missing.
-    type: list
-    elements: path
-    default: []
+  environment_file:
+    description:
+      - C(EnvironmentFile=), for example the one that M(vllm_ascend_environment) writes. A change of its content asks
+        for a restart.
+    type: path
   supplementary_groups:
-    description: Groups the service belongs to besides O(group), such as the one that may open O(devices).
+    description: C(SupplementaryGroups=), the groups that own the device files. They have to be on the host.
     type: list
     elements: str
     default: []
@@ -272,7 +273,7 @@ def main():
             "memory_max_bytes": {"type": "int"},
             "shared_memory_bytes": {"type": "int"},
             "devices": {"type": "list", "elements": "str", "default": []},
-            "environment_files": {"type": "list", "elements": "path", "default": []},
+            "environment_file": {"type": "path"},
             "supplementary_groups": {"type": "list", "elements": "str", "default": []},
             "key_handover": {"type": "str", "choices": ["credential", "runtime_directory"], "default": "credential"},
             "allowed_networks": {"type": "list", "elements": "str", "default": []},

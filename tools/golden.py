@@ -151,9 +151,11 @@ def unit(planned: dict[str, Any]) -> str:
         "served_model_name", "listen_address", "port", "model_size_bytes", "memory_max_bytes", "shared_memory_bytes",
         "devices", "allowed_networks",
     )})  # fmt: skip
-    optional = {"environment_files": [], "supplementary_groups": [], "key_handover": "credential"}
-    spec.update({key: planned.get(key, default) for key, default in optional.items()})
-    spec.update(instance=planned["name"], read_bytes_per_s=None)
+    spec.update(
+        instance=planned["name"], read_bytes_per_s=None, environment_file=planned.get("environment_file"),
+        supplementary_groups=planned.get("supplementary_groups", []),
+        key_handover=planned.get("key_handover", "credential"),
+    )  # fmt: skip
     assert service.check(spec) == []
     return service.render(spec)
 
@@ -169,8 +171,8 @@ def start(planned: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "ascend.env"
         settings.write_text(ASCEND_ENVIRONMENT)
-        if planned.get("environment_files"):
-            variables["__engine_service_instance"] = {**planned, "environment_files": [str(settings)]}
+        if planned.get("environment_file"):
+            variables["__engine_service_instance"] = {**planned, "environment_file": str(settings)}
         path = Path(folder) / "instance.json"
         template = (ROLE / "templates" / "instance.json.j2").read_text()
         path.write_text(environment.from_string(template).render(variables))
@@ -184,7 +186,7 @@ def units(planned: dict[str, Any]) -> dict[str, str]:
     """Return file name -> content of what each host's instances are started with."""
     found = {}
     for host, entry in planned["hosts"].items():
-        for instance in entry["slices"]["engine_service"]["instances"]:
+        for instance in entry["slices"].get("engine_service", {}).get("instances", []):
             arguments, environment = start(instance)
             name = f"{host}.{instance['name']}"
             found[name + ".service"] = unit(instance)

@@ -8,8 +8,8 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Binding
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 
 KEEP_RELEASES = 2
-# Where role ascend_cann writes CANN's environment, and the group that may open the devices (guides of the driver).
-CANN_ENVIRONMENT = "/etc/vllm/ascend.env"
+# Defaults of roles ascend_cann and ascend_driver: CANN's variables, and the group that owns the device files.
+ASCEND_ENVIRONMENT = "/etc/vllm/ascend.env"
 ASCEND_GROUP = "HwHiAiUser"
 # LoadCredential= came with systemd 247.
 CREDENTIALS_SINCE = 247
@@ -83,7 +83,7 @@ def _handed_over(host: Host, group: Group) -> Dict[str, Any]:
     assert host.hardware is not None
     more: Dict[str, Any] = {}
     if group.backend == "ascend":
-        more["environment_files"] = [CANN_ENVIRONMENT]
+        more["environment_file"] = ASCEND_ENVIRONMENT
         more["supplementary_groups"] = [host.hardware.ascend_group or ASCEND_GROUP]
     if 0 < host.hardware.systemd < CREDENTIALS_SINCE:
         more["key_handover"] = "runtime_directory"

@@ -198,7 +198,8 @@ def _kernel(host: Host, family: str, context: Context) -> Optional[Dict[str, Any
         "release": release,
         "packages": kernel_packages(release, whole=bool(named or host.kernel)),
         "boot_parameters": parameters,
-        "pinned": bool(host.kernel),
+        # the driver's module is compiled for this kernel: an update of the system must not change it
+        "pinned": True,
     }
 
 

@@ -97,9 +97,8 @@ def check(spec):
     for device in spec["devices"]:
         if not re.match(r"^/dev/[A-Za-z0-9/_.-]+$", device):
             problems.append("devices: {!r} is not a path below /dev".format(device))
-    for path in spec["environment_files"]:
-        if not re.match(r"^/[A-Za-z0-9/_.-]+$", path):
-            problems.append("environment_files: {!r} is not an absolute path of letters, digits, _ . -".format(path))
+    if spec["environment_file"] and not re.match(r"^/[A-Za-z0-9/_.-]+$", spec["environment_file"]):
+        problems.append("environment_file: {!r} is not an absolute path".format(spec["environment_file"]))
     for group in spec["supplementary_groups"]:
         if not re.match(r"^[A-Za-z_][A-Za-z0-9_-]*$", group):
             problems.append("supplementary_groups: {!r} is not the name of a group".format(group))
@@ -117,10 +116,10 @@ def render(spec):
 
     Args:
         spec: dict with instance, served_model_name, listen_address, port, user, group, model_size_bytes,
-            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_files,
-            supplementary_groups, key_handover, allowed_networks,
-            restart_burst, restart_interval_seconds, stop_timeout_seconds, watchdog_seconds; as the options of
-            the module vllm_service_unit, checked by :func:`check`.
+            read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_file
+            (or None), supplementary_groups, allowed_networks, restart_burst, restart_interval_seconds,
+            stop_timeout_seconds, watchdog_seconds; as the options of the module vllm_service_unit, checked by
+            :func:`check`.
     """
     instance = spec["instance"]
     start = start_timeout_seconds(spec["model_size_bytes"], spec["read_bytes_per_s"])
@@ -135,10 +134,6 @@ def render(spec):
         ("ExecStart", command),
         ("User", spec["user"]),
         ("Group", spec["group"]),
-    ]
-    if spec["supplementary_groups"]:
-        service.append(("SupplementaryGroups", " ".join(spec["supplementary_groups"])))
-    service += [
         ("WorkingDirectory", "/var/lib/vllm/" + instance),
         ("StateDirectory", "vllm/" + instance),
         ("StateDirectoryMode", "0750"),
@@ -148,7 +143,6 @@ def render(spec):
         ("RuntimeDirectoryMode", "0750"),
         ("Environment", "HOME=/var/lib/vllm/{} LANG=C.UTF-8".format(instance)),
     ]
-    service += [("EnvironmentFile", path) for path in spec["environment_files"]]
     service += _handover(spec)
     service += [
         ("StandardOutput", "journal"),
@@ -166,6 +160,10 @@ def render(spec):
         ("LimitCORE", "0"),
         ("TasksMax", "infinity"),
     ]
+    if spec["environment_file"]:
+        service.append(("EnvironmentFile", spec["environment_file"]))
+    if spec["supplementary_groups"]:
+        service.append(("SupplementaryGroups", " ".join(spec["supplementary_groups"])))
     if spec["memory_max_bytes"]:
         service.append(("MemoryMax", str(spec["memory_max_bytes"])))
     service.append(

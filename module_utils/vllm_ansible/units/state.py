@@ -24,18 +24,19 @@ def watched_paths(instance, root=""):
         "{}/{}.key".format(CREDENTIAL_DIRECTORY, instance),
         "/opt/vllm/instances/{}/current".format(instance),
     ]
-    paths += environment_files(root + unit_path(instance))
     if os.path.isdir(root + drop_ins):
         paths += [drop_ins + "/" + name for name in os.listdir(root + drop_ins) if name.endswith(".conf")]
+    paths += _environment_files(root + unit_path(instance))
     return sorted(path for path in paths if os.path.lexists(root + path))
 
 
-def environment_files(unit):
-    """Return the paths that a unit file names in EnvironmentFile=, [] when there is no unit."""
-    if not os.path.isfile(unit):
+def _environment_files(unit):
+    """Return the files that the unit's EnvironmentFile= lines name."""
+    try:
+        with open(unit, encoding="utf-8") as stream:
+            return re.findall(r"^EnvironmentFile=(/.*)$", stream.read(), re.MULTILINE)
+    except FileNotFoundError:
         return []
-    with open(unit, encoding="utf-8") as stream:
-        return [path.replace("%%", "%") for path in re.findall(r"^EnvironmentFile=(\S+)$", stream.read(), re.MULTILINE)]
 
 
 def state_digest(instance, root=""):

@@ -84,20 +84,20 @@ def test_the_engine_inherits_only_what_it_needs():
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} & set(environment)
 
 
-def test_an_engine_gets_the_variables_of_its_files_as_systemd_read_them(tmp_path):
+def test_the_engine_gets_what_the_environment_file_names(tmp_path):
     path = tmp_path / "ascend.env"
-    path.write_text('# Written\nASCEND_HOME_PATH=/a\nPYTHONPATH="/a/b c"\nNOT_READ=1\n')
-    inherited = {"ASCEND_HOME_PATH": "/a", "PYTHONPATH": "/a/b c", "SECRET": "x"}
-    one = instance(environment_files=(str(path),), environment={"ASCEND_HOME_PATH": "/mine"})
+    path.write_text('# CANN\nASCEND_HOME_PATH=/a\nPYTHONPATH="/a b/python"\n')
+    one = instance(environment_file=str(path), environment={"HCCL_IF_IP": "192.0.2.1"})
+    inherited = {"ASCEND_HOME_PATH": "/a", "PYTHONPATH": "/a b/python", "SECRET": "x"}
     environment = one.engine_environment(inherited)
-    assert environment["PYTHONPATH"] == "/a/b c"
-    assert environment["ASCEND_HOME_PATH"] == "/mine", "what the plan says goes last"
-    assert not {"SECRET", "NOT_READ"} & set(environment)
-    assert "-I" not in one.engine_command("/k"), "it would ignore PYTHONPATH"
-    assert "-s" in one.engine_command("/k")
+    assert environment["ASCEND_HOME_PATH"] == "/a"
+    assert environment["PYTHONPATH"] == "/a b/python"
+    assert environment["HCCL_IF_IP"] == "192.0.2.1"
+    assert "SECRET" not in environment
+    assert one.engine_command("/k")[1:4] == ["-s", "-P", "-m"]
     path.unlink()
-    with pytest.raises(supervisor.ConfigurationError, match=r"ascend\.env"):
-        one.handed_over()
+    with pytest.raises(supervisor.ConfigurationError, match=r"ascend\.env cannot be read"):
+        one.environment_file_names()
 
 
 @pytest.mark.parametrize(

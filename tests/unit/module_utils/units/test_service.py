@@ -25,7 +25,7 @@ CPU = {
     "memory_max_bytes": 6 << 30,
     "shared_memory_bytes": None,
     "devices": [],
-    "environment_files": [],
+    "environment_file": None,
     "supplementary_groups": [],
     "key_handover": "credential",
     "allowed_networks": ["10.20.0.0/16"],
@@ -44,7 +44,7 @@ NPU = {
     "memory_max_bytes": None,
     "shared_memory_bytes": 16 << 30,
     "devices": ["/dev/davinci0", "/dev/davinci_manager"],
-    "environment_files": ["/etc/vllm/ascend.env"],
+    "environment_file": "/etc/vllm/ascend.env",
     "supplementary_groups": ["HwHiAiUser"],
 }
 OLD = {**NPU, "key_handover": "runtime_directory"}
@@ -87,8 +87,8 @@ def test_start_limit(size, speed, seconds):
     [
         ({"instance": "Big One"}, "instance: 'Big One'"),
         ({"instance": "../x"}, "instance: '../x'"),
-        ({"environment_files": ["-/etc/x"]}, "environment_files: '-/etc/x'"),
-        ({"supplementary_groups": ["a b"]}, "supplementary_groups: 'a b'"),
+        ({"environment_file": "ascend.env\nUser=root"}, "environment_file:"),
+        ({"supplementary_groups": ["a\nUser=root"]}, "supplementary_groups:"),
         ({"instance": "models"}, "instance: 'models'"),
         ({"port": 70000}, "port: 70000"),
         ({"devices": ["/dev/../etc rw\nUser=root"]}, "devices:"),

@@ -10,13 +10,13 @@ import pytest
 from ansible.module_utils.vllm_ansible.units import state
 
 FILES = {
-    "/etc/systemd/system/vllm-one.service": "[Unit]\nEnvironmentFile=/etc/vllm/ascend.env\n",
+    "/etc/systemd/system/vllm-one.service": "[Service]\nEnvironmentFile=/etc/vllm/ascend.env\n",
     "/etc/systemd/system/vllm-one.service.d/20-numa.conf": "[Service]",
     "/etc/systemd/system/vllm-one.service.d/notes.txt": "not read by systemd",
     "/etc/vllm/instances/one.json": "{}",
+    "/etc/vllm/ascend.env": "ASCEND_HOME_PATH=/a\n",
     "/opt/vllm/libexec/vllm-supervisor": "#!",
     "/etc/vllm/credentials/one.key": "secret\n",
-    "/etc/vllm/ascend.env": "A=1\n",
 }
 
 
