@@ -202,7 +202,7 @@ class TestHccnTool:
         self.configure(installed, 7)
         recorded = (CAPTURES / "atlas-800i-a2/commands/hccn_tool.txt").read_text()
         entries = re.findall(r"^\$ \S+hccn_tool -i 7 (.*)\nrc 0\n((?:(?!\$ ).*\n?)*)", recorded, re.MULTILINE)
-        assert len(entries) == 5
+        assert len(entries) == 6
         for question, answer in entries:
             assert self.ask(installed, 7, *question.split()) == answer.rstrip("\n") + "\n"
 
