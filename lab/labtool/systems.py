@@ -219,8 +219,9 @@ def boot_files(choice: Choice) -> dict[str, str]:
     empty = "### BEGIN /etc/grub.d/10_linux ###\n### END /etc/grub.d/10_linux ###\n"
     block = "# GRUB Environment Block\n"
     folder = boot_folder(choice)
+    page = 65536 if choice.machine == "aarch64" else 4096
     files = {
-        f"{OWN}/kernel.conf": f"machine={choice.machine}\npage_size=65536\nbuild=#1 SMP\n",
+        f"{OWN}/kernel.conf": f"machine={choice.machine}\npage_size={page}\nbuild=#1 SMP\n",
         f"{folder}/grub.cfg": empty,
         f"{folder}/grubenv": block + "#" * (1024 - len(block)),
         "etc/default/grub": GRUB_SERVER if choice.server else GRUB_DESKTOP,

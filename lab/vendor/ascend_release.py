@@ -237,6 +237,7 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
         "files": {path.name: artefact.sha256_file(str(path)) for path in [*wheels, *own, *patches]},
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     for path in options.out.glob(f"{options.build}-*.json"):
         receipt: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -256,7 +257,7 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
         pack(options.cpu_artefact, release, overlay, options.build, row, inputs, packed)
         sha256 = artefact.sha256_file(str(packed))
         name = artefact.release_id(options.build, sha256)
-        path = options.out.resolve() / f"{name}.artefact.tar"
+        path = options.out / f"{name}.artefact.tar"
         packed.rename(path)
     receipt = {
         "path": str(path), "sha256": sha256, "size_bytes": path.stat().st_size, "release_id": name,

@@ -17,8 +17,14 @@ def make_elf(
     align: int = 65536,
     kind: int = 3,
     weak: bool = False,
+    empty: bool = False,
 ) -> Path:
-    """Write a 64-bit little-endian file. requires: library -> versions, as in {"libc.so.6": ["GLIBC_2.28"]}."""
+    """Write a 64-bit little-endian file.
+
+    Args:
+        requires: library -> versions, as in {"libc.so.6": ["GLIBC_2.28"]}.
+        empty: with a segment that maps nothing, as patchelf leaves them.
+    """
     strings, places = bytearray(b"\0"), {}
 
     def text(value: str) -> int:
@@ -40,7 +46,7 @@ def make_elf(
     for index, version in enumerate(defines or [], 1):
         following = 0 if index == len(defines or []) else 28
         define += struct.pack("<HHHHIII", 1, 0, index, 1, 0, 20, following) + struct.pack("<II", text(version), 0)
-    start, base = 64 + 2 * 56, 0x400000
+    start, base = 64 + (2 + empty) * 56, 0x400000
     at = start + len(strings)
     if need:
         tags += [(0x6FFFFFFE, base + at), (0x6FFFFFFF, len(requires or {}))]
@@ -50,11 +56,12 @@ def make_elf(
     dynamic = b"".join(struct.pack("<qQ", *tag) for tag in tags)
     body = bytes(strings) + need + define + dynamic
     header = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack(
-        "<HHIQQQIHHHHHH", kind, MACHINES[machine], 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
+        "<HHIQQQIHHHHHH", kind, MACHINES[machine], 1, 0, 64, 0, 0, 64, 56, 2 + empty, 0, 0, 0
     )  # fmt: skip
     load = struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, start + len(body), start + len(body), align)
     where = start + len(body) - len(dynamic)
     segment = struct.pack("<IIQQQQQQ", 2, 6, where, base + where, 0, len(dynamic), len(dynamic), 8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(header + load + segment + body)
+    nothing = struct.pack("<IIQQQQQQ", 1, 6, 0x1A480, 0x4171F8, 0x4171F8, 0, 0, 4096) if empty else b""
+    path.write_bytes(header + load + nothing + segment + body)
     return path

@@ -78,7 +78,8 @@ def _read(stream, header, found):
         kind, _flags, file_offset, address, _physical, file_size, _size, align = struct.unpack(
             "<IIQQQQQQ", stream.read(56)
         )
-        if kind == _PT_LOAD:
+        # Nothing is mapped from the file for an empty one, such as patchelf leaves behind.
+        if kind == _PT_LOAD and file_size:
             loads.append((address, file_offset, file_size, align))
         elif kind == _PT_DYNAMIC:
             dynamic = (file_offset, file_size)

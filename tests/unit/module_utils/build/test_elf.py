@@ -67,6 +67,10 @@ def test_the_smallest_alignment_decides(align: int, page: int, tmp_path: Path) -
     assert elf.describe(str(make_elf(tmp_path / "x.so", align=align)))["page_size"] == page
 
 
+def test_a_segment_that_maps_nothing_needs_no_page(tmp_path):
+    assert elf.describe(str(make_elf(tmp_path / "x.so", empty=True)))["page_size"] == 65536
+
+
 def test_an_object_file_is_not_loaded(tmp_path: Path) -> None:
     assert elf.describe(str(make_elf(tmp_path / "kernel.o", kind=1)))["loaded"] is False
 
