@@ -191,12 +191,24 @@ def layout_text(layout: Mapping[str, int]) -> str:
 def versions_text(plan: Mapping[str, Any], group: Mapping[str, Any]) -> str:
     """Return the row a group runs: engine, plugin, every other component, drivers, our patches."""
     build: Mapping[str, Any] = next((b for b in plan["builds"] if b["build"] == group.get("build")), {})
-    versions = group.get("versions") or {}
+    versions = {**(group.get("versions") or {}), **_below_the_engine(plan, group)}
     # the engine and its plugin first
     parts = [f"{name} {versions[name]}" for name in sorted(versions, key=lambda n: (not n.startswith("vllm"), n))]
     if build:
         parts.append(f"patches {build['local_version']}" if build["local_version"] else "unpatched")
     return ", ".join(parts) + (f" (row {group['row']})" if group.get("row") else "")
+
+
+def _below_the_engine(plan: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the hosts of a group get or keep instead of the ranges that its row takes."""
+    hosts = [plan["hosts"].get(member["host"], {}).get("slices", {}) for member in group.get("members", [])]
+    parts = {
+        "driver": ("ascend_driver", "driver"),
+        "firmware": ("ascend_driver", "firmware"),
+        "kernel": ("kernel", "release"),
+    }
+    found = {name: sorted({own[role][key] for own in hosts if role in own}) for name, (role, key) in parts.items()}
+    return {name: " and ".join(values) for name, values in found.items() if values}
 
 
 def devices_text(group: Mapping[str, Any]) -> str:

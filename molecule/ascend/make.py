@@ -30,7 +30,15 @@ def artefact(folder: Path) -> dict[str, Any]:
     command = [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "tests/overrides/build.yml"]
     subprocess.run([*command, "-e", f"report={report}"], cwd=ROOT, check=True, stdout=sys.stderr)
     (cpu,) = json.loads(report.read_text()).values()
-    command = [sys.executable, "lab/vendor/ascend_release.py", cpu["path"], "--build", BUILD, "--out", ".cache/lab/ascend"]
+    command = [
+        sys.executable,
+        "lab/vendor/ascend_release.py",
+        cpu["path"],
+        "--build",
+        BUILD,
+        "--out",
+        ".cache/lab/ascend",
+    ]
     unpacked = ROOT / ".cache/test-releases" / cpu["release_id"]
     if unpacked.is_dir():
         command += ["--release", str(unpacked)]

@@ -28,9 +28,10 @@ def check(host: Any, kernel: str, driver: str, firmware: str) -> None:
 
     service = host.service(UNIT)
     assert service.is_running and service.is_enabled
+    question = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 3}
     answer = host.check_output(
         "curl -fsS -H 'Authorization: Bearer stand-in-key' -H 'Content-Type: application/json' "
-        "-d '{\"model\": \"smollm2-135m-instruct\", \"prompt\": \"The capital of France is\", \"max_tokens\": 3, \"temperature\": 0}' "
+        f"-d '{json.dumps({**question, 'temperature': 0})}' "
         "http://$(hostname -i | cut -d' ' -f1):8000/v1/completions"
     )
     assert "Paris" in json.loads(answer)["choices"][0]["text"]

@@ -115,7 +115,7 @@ def test_engines_on_devices_show_the_devices_and_the_whole_row():
     text = vllm_present.vllm_plan_table(plan, difference(plan, {}))
     flat = " ".join(text.split())
     assert "layout 8 ascend-a2 on each host: TP4 DP4 EP16" in flat
-    assert "versions vllm 0.23.0, vllm-ascend 0.23.0.post1, cann 9.1.0, driver 25.2.X or" in flat
+    assert "versions vllm 0.23.0, vllm-ascend 0.23.0.post1, cann 9.1.0, driver 25.5.0, firmware 7.8.0.5.201," in flat
     assert "runs bfloat16, w8a8, " in flat
     assert " GiB of each device" in text
     assert "blocked" in text
