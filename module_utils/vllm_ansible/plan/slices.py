@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hands each role its part of the plan; the shapes are those of the roles' argument specifications."""
 
+import ipaddress
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist
@@ -90,8 +91,22 @@ def _handed_over(host: Host, group: Group) -> Dict[str, Any]:
     return more
 
 
+def covers(networks: List[str], address: str) -> bool:
+    """Whether one of `networks` holds the address; what is no network, vllm_service_unit will refuse by name."""
+    for network in networks:
+        try:
+            if ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
 def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
     assert host.hardware is not None and group.row is not None and group.model is not None
+    allowed = networks or [n for n in [host.hardware.network] if n]
+    # the other hosts of the replica, which the networks of the clients may leave out
+    members = [other.address for other in group.hosts if other is not host]
     return {
         **_handed_over(host, group),
         "name": group.instance,
@@ -109,5 +124,5 @@ def _service(host: Host, group: Group, networks: List[str]) -> Dict[str, Any]:
         "shared_memory_bytes": group.row.shared_memory_bytes * group.ranks or None,
         "stall_after_seconds": group.row.service["stall_after_seconds"],
         "max_step_seconds": group.row.service["max_step_seconds"],
-        "allowed_networks": networks or [n for n in [host.hardware.network] if n],
+        "allowed_networks": allowed + [member for member in members if not covers(allowed, member)],
     }

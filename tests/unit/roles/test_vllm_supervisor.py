@@ -2,6 +2,7 @@
 """The supervisor, alone and as a process over the stand-in engine of tests/fixtures/stand_in_engine."""
 
 import contextlib
+import dataclasses
 import http.client
 import importlib.machinery
 import importlib.util
@@ -108,6 +109,10 @@ def test_the_engine_gets_what_the_environment_file_names(tmp_path):
         ('{"name": "one"}', "missing 4 required positional arguments: 'model_directory'"),
         ('{"port": "8000"}', "port: has the wrong type: '8000'"),
         ('{"port": true}', "port: has the wrong type: True"),
+        (
+            json.dumps(dataclasses.asdict(supervisor.Instance("a", "/m", "m", "::", 1, {"headless": True}))),
+            "the hosts of the replica cannot meet: 'data-parallel-address'",
+        ),
     ],
 )
 def test_a_broken_instance_file_is_named(tmp_path, content, message):
@@ -122,6 +127,7 @@ def test_a_broken_instance_file_is_named(tmp_path, content, message):
     ("line", "stage"),
     [
         ("Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01", "loading weights, 40%"),
+        ("INFO Launching 2 data parallel engine(s) in headless mode, with", "looking for the head of the replica"),
         ("(EngineCore pid=7) INFO Initializing a V1 LLM engine (v0.32.0)", "initialising the engine"),
         ("INFO:     Application startup complete.", "generating a first token"),
         ("an ordinary line", "starting Python"),
@@ -184,12 +190,113 @@ def test_a_silent_api_that_computes_is_not_frozen_and_a_stopped_one_is():
 
 
 def test_processes_are_read_from_proc(tmp_path):
-    for pid, name, state, group, ticks in ((5, "a) b", "S", 5, 3), (6, "core", "T", 5, 4), (7, "other", "T", 1, 9)):
+    for pid, name, state, parent, group, ticks in (
+        (5, "a) b", "S", 1, 5, 3),
+        (6, "core", "T", 5, 5, 4),
+        (7, "other", "T", 5, 1, 9),
+        (8, "worker", "S", 6, 5, 2),
+    ):
         (tmp_path / str(pid)).mkdir()
-        words = [state, "1", str(group), *["0"] * 8, str(ticks), "1", "0"]
+        words = [state, str(parent), str(group), *["0"] * 8, str(ticks), "1", "0"]
         (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(words)}\n")
     seen = supervisor.look_at_processes(5, str(tmp_path))
-    assert seen == supervisor.Processes(server_ticks=4, engine_ticks=5, stopped=("core (6)",))
+    assert (seen.server_ticks, seen.engine_ticks, seen.stopped) == (4, 8, ("core (6)",))
+    assert (sorted(seen.pids), seen.children) == ([5, 6, 8], (6,))
+
+
+def test_connections_are_read_from_proc(tmp_path):
+    (tmp_path / "net").mkdir()
+    head = " sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = " 0: {} {} {} 00000000:00000000 00:00000000 00000000 999 0 {} 1 0000000000000000\n"
+    rows = [("0200000A:C350", "0100000A:344D", "01", 71), ("0200000A:C351", "0100000A:344E", "02", 72)]
+    (tmp_path / "net/tcp").write_text(head + "".join(row.format(*words) for words in rows))
+    six = ("0000000000000000FFFF00000200000A:C352", "0000000000000000FFFF00000100000A:9C40", "01", 73)
+    (tmp_path / "net/tcp6").write_text(head + row.format(*six))
+    for pid, inodes in ((5, (71, 72, 99)), (6, (73,))):
+        (tmp_path / f"{pid}/fd").mkdir(parents=True)
+        for number, inode in enumerate(inodes):
+            (tmp_path / f"{pid}/fd/{number}").symlink_to(f"socket:[{inode}]")
+    assert supervisor.look_at_connections([5, 6, 7], str(tmp_path)) == [
+        supervisor.Connection(5, 0xC350, "10.0.0.1", 13389),
+        supervisor.Connection(6, 0xC352, "10.0.0.1", 40000),
+    ]
+    assert supervisor.read_address("B80D0120000000000000000001000000") == "2001:db8::1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, None),
+        (
+            {"data-parallel-address": "192.0.2.1", "data-parallel-rpc-port": 13389, "data-parallel-size-local": 2},
+            ("192.0.2.1", 13389, 2, True),
+        ),
+        (
+            {"nnodes": 2, "node-rank": 1, "master-addr": "192.0.2.1", "master-port": 13389, "tensor-parallel-size": 16},
+            ("192.0.2.1", 13389, 8, False),
+        ),
+    ],
+)
+def test_the_flags_tell_where_a_replica_meets(flags, expected):
+    found = supervisor.Replica.of(flags)
+    assert (found and (found.head, found.port, found.ranks, found.greets)) == expected
+
+
+def member_looks(*samples, greets=True):
+    """Feed (time, started, connections of the ranks 11 and 12 as (pid, own port, port)) to a member; patience 5 s."""
+    member = supervisor.Member(supervisor.Replica("192.0.2.1", 13389, 2, greets), 5)
+    for now, started, links in samples:
+        connections = [supervisor.Connection(pid, own, "192.0.2.1", port) for pid, own, port in links]
+        # 10 is a helper of Python's multiprocessing, which talks to nobody
+        seen = member.look(now, supervisor.Processes(0, 0, (), children=(10, 11, 12)), connections, started)
+    return seen
+
+
+GREETING = [(11, 1, 13389), (12, 2, 13389)]
+LOADING = [*GREETING, (11, 3, 40000), (12, 4, 40000)]
+JOINED = LOADING[2:]
+
+
+def test_a_member_is_ready_when_every_rank_is_done_with_its_greeting():
+    assert member_looks((1, False, GREETING), (9, False, LOADING), (99, False, LOADING)) == (False, "")
+    assert member_looks((1, False, LOADING), (2, False, JOINED)) == (False, "")
+    assert member_looks((1, False, LOADING), (2, False, JOINED), (4, False, JOINED)) == (True, "")
+    assert member_looks((1, False, LOADING), (2, False, JOINED[:1]), (4, False, JOINED[:1]))[0] is False
+
+
+def test_workers_of_one_rank_are_ready_when_connected():
+    assert member_looks((1, False, GREETING), (3, False, GREETING), greets=False) == (True, "")
+
+
+def test_a_member_that_never_found_its_head_is_only_not_ready():
+    assert member_looks((1, False, []), (99, False, [])) == (False, "")
+
+
+@pytest.mark.parametrize("after", [[], [(11, 7, 13389), (12, 8, 13389)]])
+def test_a_head_that_starts_again_under_a_starting_member_is_noticed(after):
+    assert member_looks((1, False, GREETING), (2, False, after), (6, False, after)) == (False, "")
+    _, trouble = member_looks((1, False, GREETING), (2, False, after), (7, False, after))
+    assert trouble == "the head 192.0.2.1 went away while 2 ranks were starting"
+
+
+def test_a_member_without_connections_is_in_trouble_after_its_patience():
+    assert member_looks((1, True, JOINED), (2, True, []), (6, True, [])) == (False, "")
+    assert member_looks((1, True, JOINED), (2, True, []), (6, True, JOINED), (9, True, [])) == (False, "")
+    _, trouble = member_looks((1, True, JOINED), (2, True, JOINED[:1]), (7, True, JOINED[:1]))
+    assert trouble == "1 of 2 ranks have no connection to the head 192.0.2.1"
+
+
+def test_the_head_knows_its_members_from_the_meeting_and_clients_are_none():
+    head = supervisor.Head(supervisor.Replica("192.0.2.1", 13389, 2, True), 8000, 5)
+    member, client = ("192.0.2.2", 40001), ("192.0.2.9", 50000)
+    met = [supervisor.Connection(5, 13389, *member), supervisor.Connection(5, 8000, *client)]
+    assert head.look(1, met, started=False) == ""
+    linked = [supervisor.Connection(5, 41000, *member)]
+    assert [head.look(at, linked, started=True) for at in (2, 20)] == ["", ""]
+    # what a member's host asks of the API does not make it a member
+    asking = [supervisor.Connection(5, 8000, *member)]
+    assert [head.look(at, asking, started=True) for at in (21, 25)] == ["", ""]
+    assert "192.0.2.2" in head.look(26, asking, started=True)
 
 
 # --- as a process -------------------------------------------------------------------------------------------------
@@ -304,8 +411,9 @@ class Service:
 def start(python, tmp_path):
     services = []
 
-    def begin(**options):
-        services.append(Service(python, tmp_path, **options))
+    def begin(name="", **options):
+        (tmp_path / name).mkdir(exist_ok=True)
+        services.append(Service(python, tmp_path / name, **options))
         return services[-1]
 
     yield begin
@@ -476,3 +584,90 @@ def test_a_step_beyond_the_limit_is_ended(start):
     status, output = service.result()
     assert status == 1
     assert "no progress for 1 s" in output
+
+
+# --- one replica on several hosts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replica(start):
+    """Start its head or its member, two ranks; both have the address of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting = {"data-parallel-size": 3, "data-parallel-address": "127.0.0.1", "data-parallel-rpc-port": port}
+
+    def begin(name, **options):
+        own = {"data-parallel-size-local": 1}
+        if name == "member":
+            own = {"headless": True, "data-parallel-size-local": 2, "data-parallel-start-rank": 1}
+        loading = {"STAND_IN_LOAD_SECONDS": "1"} if name == "member" else {}
+        return start(name=name, flags={**meeting, **own}, environment=loading, **options)
+
+    return begin
+
+
+def ready(service):
+    return any("READY" in message for message in service.messages)
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_member_is_ready_with_its_head_in_either_order_and_stops_on_request(replica):
+    member = replica("member")
+    member.wait_for("STATUS=looking for the head of the replica")
+    assert not ready(member)
+    head = replica("head")
+    member.wait_for("READY=1")
+    head.wait_for("READY=1")
+    fed = len(member.messages)
+    time.sleep(1)
+    assert "WATCHDOG=1" in member.messages[fed:]
+    server = member.group()[0]
+    ranks = children(server)
+    # nobody listens: the port of the plan stays closed on a member
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", member.port))
+    member.process.terminate()
+    assert member.result()[0] == 0
+    assert all(map(gone, [server, *ranks]))
+
+
+def test_a_member_without_a_head_gives_up_before_systemd_would(replica):
+    status, output = replica("member", start_timeout=6).result()
+    assert status == 1
+    assert "last stage: looking for the head of the replica" in output
+
+
+def test_a_member_ends_when_its_head_does(replica):
+    head, member = replica("head"), replica("member")
+    head.wait_for("READY=1")
+    member.wait_for("READY=1")
+    os.killpg(head.group()[0], signal.SIGKILL)
+    status, output = member.result()
+    assert status == 1
+    assert "2 of 2 ranks have no connection to the head 127.0.0.1" in output
+
+
+def test_a_head_ends_when_a_member_does(replica):
+    head, member = replica("head"), replica("member")
+    head.wait_for("READY=1")
+    member.wait_for("READY=1")
+    member.process.terminate()
+    status, output = head.result()
+    assert status == 1
+    assert "no connection to 127.0.0.1 any more" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_ends_when_one_of_its_ranks_ends_or_is_stopped(replica, number):
+    _, member = replica("head"), replica("member")
+    member.wait_for("READY=1")
+    server = member.group()[0]
+    ranks = children(server)
+    os.kill(ranks[0], number)
+    status, output = member.result()
+    assert status == 1
+    assert ("frozen: stopped" if number == signal.SIGSTOP else "exited with status 0 during: serving") in output
+    assert all(map(gone, [server, *ranks]))

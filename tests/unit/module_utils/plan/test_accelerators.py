@@ -153,6 +153,13 @@ def test_the_hosts_of_a_replica_know_each_other():
     assert [len(s["service_verify"]["instances"]) for s in slices] == [1, 0], "only the head answers"
     assert {13389, *range(60000, 60032)} <= set(slices[0]["host_baseline"]["reserved_ports"])
     assert 13389 not in slices[1]["host_baseline"]["reserved_ports"]
+    assert first["allowed_networks"] == ["192.0.2.0/24"]
+
+
+def test_clients_from_elsewhere_do_not_shut_out_the_hosts_of_a_replica():
+    planned = plan(several("atlas-800t-a2", 2, {"model": "deepseek-r1-w8a8"}), networks=["198.51.100.0/24", "x"])
+    allowed = [instances(planned, name)[0]["allowed_networks"] for name in ("host1", "host2")]
+    assert allowed == [["198.51.100.0/24", "x", "192.0.2.2"], ["198.51.100.0/24", "x", "192.0.2.1"]]
 
 
 def test_two_replicas_of_one_host_have_their_own_devices_cpus_and_ports():
