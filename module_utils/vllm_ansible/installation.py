@@ -133,7 +133,8 @@ def _extract(stream, root, entries, links):
     folders = {""}
     with tarfile.open(fileobj=stream, mode="r|", bufsize=artefact.CHUNK) as archive:
         for member in archive:
-            name = member.name
+            # Python 3.7 leaves the slash at the end of a directory's name when that is long.
+            name = member.name.rstrip("/") if member.isdir() else member.name
             artefact.check_member_path(name)
             path = os.path.join(root, name)
             _make_folders(root, name if member.isdir() else os.path.dirname(name), folders, links)

@@ -19,6 +19,10 @@ with tempfile.TemporaryDirectory() as tree:
     (Path(tree) / "bin" / "python3").write_text("#!/bin/sh\n")
     (Path(tree) / "bin" / "python3").chmod(0o755)
     (Path(tree) / "lib").symlink_to("bin")
+    # A path that takes a GNU tar header of its own, which Python 3.7 reads another way.
+    deep = Path(tree) / ("a" * 60) / ("b" * 60) / "__pycache__"
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("deep\n")
     made = artefact.pack(
         tree, str(folder / "small.artefact.tar"), "engine-release", "small",
         layers=[{"file": "runtime.tar.gz", "compression": "gzip", "paths": [""]}], python=sys.executable,
