@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the figures of docs/benchmarks.md and write that page.
 
-Usage: bench.py [--only PART ...]. Parts: plan, build, site, start, memory, dtype, hosts;
+Usage: bench.py [--only PART ...]. Parts: plan, build, site, start, memory, dtype, hosts, ascend;
 start, memory and dtype use the hosts that site boots. Everything but `plan` boots lab
 hosts, so it needs root and a few minutes; hosts and folders are removed at the end. Seconds are wall-clock of whole
 processes; compare figures of one part with each other, not with those of another machine. A part that is measured
@@ -13,6 +13,7 @@ import concurrent.futures
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -24,7 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ansible.module_utils
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
+ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+
+from ansible.module_utils.vllm_ansible.run_package.failures import FAILURES  # noqa: E402  # after the path above
+
 PAGE = ROOT / "docs" / "benchmarks.md"
 KEPT = ROOT / ".cache" / "bench.json"
 LAB_ID = "81"
@@ -55,12 +63,20 @@ def run(*argv: str, **environment: str) -> tuple[float, str]:
     return time.monotonic() - began, result.stdout
 
 
-def play(*arguments: str) -> dict[str, Any]:
-    """Run ansible-playbook; returns seconds and tasks as the progress callback counted them."""
+def play(*arguments: str, **environment: str) -> dict[str, Any]:
+    """Run ansible-playbook; returns seconds, and tasks and seconds by role as the progress callback counted them."""
     with tempfile.NamedTemporaryFile(suffix=".json") as summary:
-        seconds, _ = run("ansible-playbook", *arguments, VLLM_PROGRESS_SUMMARY=summary.name)
+        seconds, text = run("ansible-playbook", *arguments, VLLM_PROGRESS_SUMMARY=summary.name, **environment)
         stages = json.loads(Path(summary.name).read_text(encoding="utf-8"))["stages"]
-    return {"seconds": round(seconds, 1), "tasks": sum(stage["tasks"] for stage in stages)}
+    roles: dict[str, float] = {}
+    for role in (role for stage in stages for role in stage["roles"]):
+        roles[role["name"]] = round(roles.get(role["name"], 0) + role["seconds"], 1)
+    return {
+        "seconds": round(seconds, 1),
+        "tasks": sum(stage["tasks"] for stage in stages),
+        "roles": roles,
+        "changed": sum(map(int, re.findall(r"changed=(\d+)", text))),
+    }
 
 
 def ssh(host: str, command: str) -> float:
@@ -222,6 +238,24 @@ def fleet(names: list[str]) -> dict[str, Any]:
     }
 
 
+def bench_ascend() -> dict[str, Any]:
+    """STAND-IN level: the host of molecule/ascend from bare to serving, the same again, an upgrade of kernel and
+    driver, and back. Packages and engine are made before."""
+    run("lab/lab", "down", "--all")
+    scenario = ROOT / "molecule" / "ascend"
+    options = yaml.safe_load((scenario / "inventory" / "hosts.yml").read_text())["all"]["vars"]["lab_options"]
+    with tempfile.TemporaryDirectory() as made:
+        run(sys.executable, str(scenario / "make.py"), made)
+        run("lab/lab", "up", *options, "npu01")
+        environment = {"MOLECULE_EPHEMERAL_DIRECTORY": made, "MOLECULE_PROJECT_DIRECTORY": str(ROOT)}
+        inventories = ("-i", str(STATE / "inventory.yml"), "-i", str(scenario / "inventory"))
+        steps = {"first": "converge", "second": "converge", "upgrade": "upgrade", "rollback": "rollback"}
+        found = {step: play(*inventories, str(scenario / f"{name}.yml"), **environment) for step, name in steps.items()}
+    if found["second"]["changed"]:
+        sys.exit("the second run changed something")
+    return {**found, "installer_failures": sorted(failure.code for failure in FAILURES)}
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "plan": bench_plan,
     "build": bench_build,
@@ -230,6 +264,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": bench_memory,
     "dtype": bench_dtype,
     "hosts": bench_hosts,
+    "ascend": bench_ascend,
 }
 
 
@@ -335,6 +370,31 @@ smollm2-135m-instruct on one core, {figures["dtype"]["clients"]} clients at once
         figures["dtype"]["ratio"]
     } times as fast as bfloat16. The
 planner takes float32 where the processor has no bfloat16 instructions.
+
+## A Kylin host with NPUs from bare to verified (STAND-IN)
+{
+        table(
+            ["run", "seconds", "tasks", "changed", "seconds by role"],
+            [
+                [
+                    step,
+                    run["seconds"],
+                    run["tasks"],
+                    run["changed"],
+                    ", ".join(f"{name} {seconds}" for name, seconds in run["roles"].items() if seconds >= 1),
+                ]
+                for step, run in figures["ascend"].items()
+                if step != "installer_failures"
+            ],
+        )
+    }
+
+The host, its kernel packages, the vendor's packages and the NPUs are stand-ins, and the engine computes on CPUs: these
+seconds say what the roles cost and nothing about NPUs. An installer of Huawei's works longer, a real server reboots
+longer.
+
+Failures of the vendor's installers with a message of their own: {len(figures["ascend"]["installer_failures"])}
+({", ".join(figures["ascend"]["installer_failures"])}).
 """
 
 
