@@ -234,3 +234,17 @@ def test_failures_stop_with_what_to_do(story: Any) -> None:
     # Ansible does not reboot the machine it runs on: the message is that of a host that does not come back.
     assert "the reboot did not end well" in plain(results[2]) and "Look at its console" in plain(results[2])
     assert "lists 6 NPUs (0, 1, 2, 4, 6, 7), the plan has 8" in plain(results[4])
+
+
+def test_power_lost_between_driver_and_firmware(story: Any, mirror: Any) -> None:
+    """The run ends with the driver installed and its firmware not: what a power cut at that moment leaves."""
+    no_firmware = {"ascend_driver_packages": {"driver": mirror["new"]["driver"]}}
+    results, operations = story(
+        Step("ascend_driver", "main", variables=no_firmware),
+        Step("ascend_driver", "verify", shell=REBOOT),
+        Step("ascend_driver", "main"),
+        Step("ascend_driver", "verify", shell=REBOOT),
+    )
+    assert [result.rc for result in results] == [2, 2, 0, 0], "\n".join(r.text for r in results)
+    assert "firmware absent, the plan has 7.8.0.5.201" in plain(results[1])
+    assert [name for _, name in re.findall(r"(\S+)-npu-(driver|firmware)_", operations)] == ["driver", "firmware"]
