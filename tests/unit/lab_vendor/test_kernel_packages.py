@@ -10,6 +10,9 @@ import pytest
 
 from lab.vendor import kernel_packages
 
+# Builds packages with what `lab/lab deps` installs.
+pytestmark = pytest.mark.lab
+
 
 def query(path: Path, *words: str) -> str:
     command = ["rpm", "--query", "--package", *words, path]

@@ -14,6 +14,9 @@ from lab.vendor import run_packages
 from lab.vendor.run_packages import Package
 from tests.support.ascend import KERNEL, Machine
 
+# Builds packages with what `lab/lab deps` installs.
+pytestmark = pytest.mark.lab
+
 CAPTURES = Path(__file__).resolve().parents[2] / "fixtures" / "hardware"
 # File names as published, by what they are.
 NAMES = {

@@ -13,6 +13,9 @@ from ansible.module_utils.vllm_ansible.run_package.packages import PackageError
 
 from tests.support.ascend import Machine
 
+# Builds packages with what `lab/lab deps` installs.
+pytestmark = pytest.mark.lab
+
 Run = Callable[..., dict[str, Any]]
 FILE = "/etc/vllm/ascend.env"
 

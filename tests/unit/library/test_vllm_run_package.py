@@ -15,6 +15,9 @@ from ansible.module_utils.vllm_ansible.run_package import failures
 
 from tests.support.ascend import KERNEL, Machine
 
+# Builds packages with what `lab/lab deps` installs.
+pytestmark = pytest.mark.lab
+
 Run = Callable[..., dict[str, Any]]
 ASCEND = "usr/local/Ascend"
 
