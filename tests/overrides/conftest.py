@@ -49,6 +49,8 @@ def build_spec(work: Path, artefacts: Path, python: str) -> dict[str, Any]:
         "local_version": cpu["local_version"], "python": python, "python_version": "3.11",
         "runtime_provider": "debian", "runtime_prefix": None, "refresh_runtime": False,
         "work_directory": str(work), "artefact_directory": str(artefacts),
+        "plugin": None, "plugin_version": None, "soc_version": None, "index_urls": [], "wheel_directories": [],
+        "target": {}, "scan_exceptions": {}, "runtime_archive": None,
     }  # fmt: skip
 
 
