@@ -13,6 +13,8 @@ import yaml
 
 from tools import golden
 
+pytestmark = pytest.mark.slow
+
 PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"
 INSTANCE = {"name": "a", "group": "a-h1", "model": "m", "model_size_bytes": 1}
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 ROLE = Path(__file__).resolve().parents[3] / "roles/engine_service"
 START_ONLY = "- ansible.builtin.include_tasks: start.yml\n  vars: {__engine_service_would_restart: false}\n"
 # In the place of the tasks that write the unit and start it: only note that it was started.

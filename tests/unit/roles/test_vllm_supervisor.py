@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 SUPERVISOR = ROOT / "roles/engine_service/files/vllm-supervisor"
 STAND_IN = ROOT / "tests/fixtures/stand_in_engine"
