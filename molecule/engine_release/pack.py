@@ -11,6 +11,7 @@ import ansible.module_utils
 ansible.module_utils.__path__.append(str(Path(__file__).resolve().parents[2] / "module_utils"))
 
 from ansible.module_utils.vllm_ansible import artefact  # noqa: E402  # after the path above
+from ansible.module_utils.vllm_ansible.build import scan  # noqa: E402
 
 folder = Path(sys.argv[1])
 folder.mkdir(parents=True, exist_ok=True)
@@ -25,6 +26,7 @@ with tempfile.TemporaryDirectory() as tree:
     (deep / "file").write_text("deep\n")
     made = artefact.pack(
         tree, str(folder / "small.artefact.tar"), "engine-release", "small",
+        metadata={"requires": scan.requirements(tree)},
         layers=[{"file": "runtime.tar.gz", "compression": "gzip", "paths": [""]}], python=sys.executable,
     )  # fmt: skip
 print(json.dumps({"path": made["path"], "sha256": made["sha256"], "size_bytes": made["size_bytes"],
