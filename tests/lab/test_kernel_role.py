@@ -22,7 +22,7 @@ from lab.vendor import kernel_packages
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).resolve().parents[2]
-LAB = Lab(int(os.environ.get("LAB_TEST_KERNEL_ID", "72")), ROOT / ".cache/lab")
+LAB = Lab(int(os.environ.get("LAB_TEST_KERNEL_ID", "84")), ROOT / ".cache/lab")
 ENVIRONMENT = os.environ | {
     "LAB_ID": str(LAB.id),
     "LAB_STORE": str(LAB.store),
