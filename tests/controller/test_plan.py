@@ -11,6 +11,8 @@ import pytest
 
 from .conftest import BIN, ROOT, Controller
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def inventory(controller):

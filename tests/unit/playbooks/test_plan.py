@@ -89,6 +89,7 @@ def test_mistakes_are_named_before_any_host_is_read(site):
     assert "Read the hosts" not in run.stdout
 
 
+@pytest.mark.slow
 def test_limit_plans_part_of_a_fleet(site):
     run = play(site, "--limit", "cpu01,build01")
     assert run.returncode == 0, run.stdout
@@ -122,6 +123,7 @@ def test_a_plan_with_problems_is_reported_too(site, tmp_path):
     assert "**No valid plan.**" in (tmp_path / "plan.md").read_text()
 
 
+@pytest.mark.slow
 def test_hosts_are_planned_as_machines_and_compared_with_recorded_plans(site, tmp_path):
     """No recording of cpu02 is needed: it is to be bought. cpu01 runs a plan with another port."""
     template = "{{ 6 * 7 }}"
@@ -150,6 +152,7 @@ def test_hosts_are_planned_as_machines_and_compared_with_recorded_plans(site, tm
     assert re.search(r"start +instance deepseek +cpu02", run.stdout)
 
 
+@pytest.mark.slow
 def test_each_host_is_compared_with_the_plan_on_it(site, tmp_path):
     """Hosts that are reached (their facts are recorded): what one runs must not be taken for what another runs."""
     inventory = yaml.safe_load((site / "inventory.yml").read_text())
@@ -194,6 +197,7 @@ def record(site: Path, folder: Path, *digests: str) -> Path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the record belongs to root")
+@pytest.mark.slow
 def test_the_record_keeps_the_one_before(site, tmp_path):
     reached = ["-e", "deployment_plan_recorded_hardware="]
     run = play(site, *reached, "--check", playbook=str(record(site, tmp_path, "sha256:1")))

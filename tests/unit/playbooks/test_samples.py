@@ -104,6 +104,7 @@ def test_the_bank_has_four_a100_hosts_and_three_kunpeng_hosts():
     assert {g["backend"] for g in cpus} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_a_smaller_machine_is_refused_before_it_is_bought(tmp_path):
     """The question the samples are for: would DeepSeek-V3.1 fit on these four hosts, with two L20 of 48 GB each?"""
     inventory = tmp_path / "inventory"
@@ -123,6 +124,7 @@ def test_a_smaller_machine_is_refused_before_it_is_bought(tmp_path):
         assert " ".join(problem["set"].split()[:3]) in run.stdout
 
 
+@pytest.mark.slow
 def test_what_was_not_looked_at_is_not_installed():
     run = play(golden.ROOT / "inventories/sample-nvidia", "site.yml")
     assert run.returncode == 2
@@ -131,6 +133,7 @@ def test_what_was_not_looked_at_is_not_installed():
     assert "TASK [engine_build" not in run.stdout
 
 
+@pytest.mark.slow
 def test_what_is_only_planned_is_not_installed(tmp_path):
     """300I Duo that were looked at (their facts are a recording): this version plans them, no role installs them."""
     host = {
