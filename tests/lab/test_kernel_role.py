@@ -59,7 +59,7 @@ def server(kernel: str, *packages: str) -> dict[str, Any]:
 
 def desktop(release: str) -> dict[str, Any]:
     packages = [f"linux-{part}-{release}" for part in ("image", "headers")]
-    return {"release": release, "packages": packages, "boot_parameters": [], "pinned": True}
+    return {"release": release, "packages": packages, "boot_parameters": [PARAMETER], "pinned": True}
 
 
 PLANS = {"server1": server(NEW), "server2": server(NEW), "desktop": desktop("5.4.18-85-generic")}
@@ -164,7 +164,8 @@ def test_from_the_first_kernel_to_the_planned_one_while_one_host_does_not_come_b
         assert before.split()[0] == "before" and after.split()[0] == "after" and before.split()[1] != after.split()[1]
         assert inside(host, "uname -r") == PLANS[host]["release"]
         assert inside(host, "find /var/cache/vllm /var/lib/vllm/reboots -type f 2>/dev/null; true") == ""
-    assert PARAMETER in inside("server1", "cat /proc/cmdline")
+    for host in ("server1", "desktop"):
+        assert PARAMETER in inside(host, "cat /proc/cmdline")
     verified = play("verify")
     assert verified.rc == 0, verified.full
     assert inside("server2", "dnf -q check-update kernel; apt-mark showhold 2>/dev/null; true") == ""
