@@ -241,8 +241,10 @@ def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:
     for vendor, kind in (("ascend", "npu"), ("nvidia", "gpu")):
         own = software.mapping(vendor)
         for part in ("driver", "firmware"):
-            if own.text(part):
-                found.append((kind + "." + part, own.text(part)))
+            # the libraries speak for a driver of NVIDIA that is installed and not loaded
+            version = own.text(part) or (own.text("library") if (vendor, part) == ("nvidia", "driver") else "")
+            if version:
+                found.append((kind + "." + part, version))
     return tuple(found)
 
 
