@@ -34,6 +34,7 @@ class Fabric(NamedTuple):
     interfaces: Tuple[str, ...] = ()
     priority: Optional[int] = None
     dscp: Optional[int] = None
+    named: bool = False  # a range was given, though it may be none
 
     @property
     def reserved(self) -> Tuple[int, ...]:
@@ -80,6 +81,7 @@ def read_fabric(raw: Any, complain: Any) -> Fabric:
         interfaces=tuple(entry.texts("interfaces")),
         priority=numbers["priority"],
         dscp=numbers["dscp"],
+        named=bool(texts),
     )
 
 
@@ -135,14 +137,16 @@ def plan_fabric(
             if found:
                 planned[name] = found
                 _tell_nccl(hosts[name], own, found)
-        elif own and hosts[name].fabric is not None and not (hosts[name].fabric.ranges and ports_of(hosts[name])):
+        elif own and hosts[name].fabric is not None and not (hosts[name].fabric.named and ports_of(hosts[name])):
             _refuse(hosts[name], "devices", "engine_fabric is set for {}, and {}".format(
                         name, "it names no range of addresses" if ports_of(hosts[name])
                         else "it has neither NPUs with ports of their own nor GPUs"),
                     "devices: a range of addresses for the NPUs, or no engine_fabric", None, findings)  # fmt: skip
-    for group in {g.name: g for groups in on_host.values() for g in groups}.values():
-        if len(group.hosts) > 1 and group.backend == "ascend":
+    for group in {g.name: g for groups in on_host.values() for g in groups if len(g.hosts) > 1}.values():
+        if group.backend == "ascend":
             _check_replica(group, findings)
+        elif group.backend == "cuda":
+            _check_class(group, planned, findings)
     return planned
 
 
@@ -284,6 +288,20 @@ def _check_replica(group: Group, findings: Findings) -> None:
             _refuse(group.hosts[odd], key, "The hosts of {} have different {} for their NPUs: {}".format(
                         group.name, what,
                         ", ".join("{} {}".format(h.name, v) for h, v in zip(group.hosts, values))),
+                    "the same engine_fabric for all hosts of a replica", values[odd], findings)  # fmt: skip
+
+
+def _check_class(group: Group, planned: Dict[str, Dict[str, Any]], findings: Findings) -> None:
+    """The hosts of one replica have to send in one class, with frames of one size."""
+    own = [(host, planned[host.name]) for host in group.hosts if host.name in planned]
+    for key, values in (
+        ("dscp", [part["dscp"] for _host, part in own]),
+        ("mtu", [max(i["mtu"] for i in part["interfaces"]) for _host, part in own]),
+    ):
+        if len(set(values)) > 1:
+            odd = next(i for i, value in enumerate(values) if value != values[0])
+            _refuse(own[odd][0], key, "The hosts of {} have different values of {}: {}".format(
+                        group.name, key, ", ".join("{} {}".format(e[0].name, v) for e, v in zip(own, values))),
                     "the same engine_fabric for all hosts of a replica", values[odd], findings)  # fmt: skip
 
 

@@ -241,8 +241,8 @@ def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:
     for vendor, kind in (("ascend", "npu"), ("nvidia", "gpu")):
         own = software.mapping(vendor)
         for part in ("driver", "firmware"):
-            # the libraries speak for a driver of NVIDIA that is installed and not loaded
-            version = own.text(part) or (own.text("library") if (vendor, part) == ("nvidia", "driver") else "")
+            # NVIDIA's libraries say what is installed; the module may be another until the next reboot
+            version = (own.text("library") if (vendor, part) == ("nvidia", "driver") else "") or own.text(part)
             if version:
                 found.append((kind + "." + part, version))
     return tuple(found)

@@ -31,6 +31,8 @@ class Host:
         self.cuda: Dict[str, Any] = {}
         self.tuning: Dict[str, Any] = {}
         self.fabric: Any = None
+        # Whether the firmware accepts modules that are compiled on the host (nvidia_driver_modules_signed).
+        self.signed = False
 
 
 class Group:

@@ -72,6 +72,7 @@ def read_hosts(raw: Dict[str, Any], findings: Findings) -> Dict[str, Host]:
         )
         for key, pattern, wanted in PINS:
             setattr(hosts[name], key, _pin(name, entry, key, pattern, wanted, findings))
+        hosts[name].signed = entry.get("signed") in (True, "true", "yes")
         for key, read in WISHES:
             if entry.get(key) is not None:
                 setattr(hosts[name], key, _wishes(name, entry[key], read, findings))

@@ -15,7 +15,7 @@ FLAVOURS = ("open", "proprietary")
 ONLY = {"volta": "proprietary", "blackwell": "open"}
 # GPUDirect Storage needs this kernel.
 GDS_KERNEL = (4, 15)
-CUDA_KEYS = ("container_toolkit", "dcgm", "gds", "nccl", "openmpi", "signed_modules", "toolkit")
+CUDA_KEYS = ("container_toolkit", "dcgm", "gds", "nccl", "openmpi", "toolkit")
 
 
 class GpuDriver(NamedTuple):

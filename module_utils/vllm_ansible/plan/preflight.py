@@ -137,12 +137,12 @@ class Preflight:
         if not wanted or wanted == installed:
             return
         self.kernel()
-        if nvidia.secure_boot(self.raw) and not self.host.cuda.get("signed_modules"):
+        if nvidia.secure_boot(self.raw) and not self.host.signed:
             self.refuse("E_SECURE_BOOT", "kernel.secure_boot",
                         "The firmware takes signed modules only, and the driver's are compiled on the host",
                         "Secure Boot is on", "Secure Boot off, or the key that signs them enrolled",
                         "Secure Boot off in the firmware; or enrol the key of DKMS (mokutil --import) and say so: "
-                        "engine_cuda: {signed_modules: true}")  # fmt: skip
+                        "nvidia_driver_modules_signed: true")  # fmt: skip
 
     def firmware(self) -> None:
         bad = [d for d in self.devices if _text(d.raw.get("compatibility")) not in ("", "OK")]
