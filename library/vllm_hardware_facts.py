@@ -312,7 +312,7 @@ ansible_facts:
               returned: always
             nvidia:
               description:
-                - C(driver) and C(kernel_module) (V(open), V(proprietary)) as loaded, C(library) (version of the driver's
+                - C(driver) and C(kernel_module) (V(open), V(proprietary)) as loaded, C(library) (the version of its
                   libraries), C(nouveau) (whether the kernel's own driver is loaded), C(cuda) (the newest version this
                   driver serves), C(cuda_toolkits) (a list with C(path) and C(version)) and C(fabric_manager)
                   (C(version), C(active)).

@@ -25,9 +25,9 @@ options:
       - Host name to a mapping of C(groups) (list), C(request) (the host's C(engine_request)), C(hardware) (schema 1
         of M(vllm_hardware_facts)), C(machine) (the recording to take instead, with O(recorded_hardware)), C(address),
         C(kernel) and C(driver) (pins of the site), C(cuda), C(fabric) and C(tuning) (its C(engine_cuda),
-        C(engine_fabric) and C(engine_tuning)), C(signed) (whether modules compiled there are accepted), C(applied) (the plan recorded on the host, a mapping or JSON text),
-        C(left_out) (outside C(--limit)), C(unreachable), and C(variables) (names close to C(engine_request), for the
-        message about a missing one).
+        C(engine_fabric) and C(engine_tuning)), C(signed) (whether modules compiled there are accepted), C(applied) (the
+        plan recorded on the host, a mapping or JSON text), C(left_out) (outside C(--limit)), C(unreachable), and
+        C(variables) (names close to C(engine_request), for the message about a missing one).
       - A mapping, or the same as JSON text, which a large fleet hands over much faster. The hosts are in the order of
         the inventory, in which addresses are given out.
     type: raw

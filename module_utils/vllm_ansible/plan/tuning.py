@@ -183,6 +183,8 @@ def _pages(host: Any, wishes: List[Dict[str, int]], findings: Any) -> List[Dict[
 
     found: List[Dict[str, Any]] = []
     for wish in wishes:
+        if not (wish.get("gib") or (wish.get("count") and wish.get("size_kib"))):
+            continue  # it was complained about
         size = wish.get("size_kib", ordinary)
         if size not in (sizes or [ordinary]):
             refuse("{} has no huge pages of {} KiB: its kernel has pages of {} bytes".format(
