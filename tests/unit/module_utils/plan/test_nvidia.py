@@ -124,8 +124,8 @@ def test_hosts_of_one_replica_get_one_driver_though_only_some_have_theirs():
         ({"kernel": {"secure_boot": True}}, True, set()),
         ({"kernel": {"secure_boot": False}}, False, set()),
         ({"software": {"nvidia": {"nouveau": True}}}, False, {"W_NOUVEAU"}),
-        ({"kernel": {"release": "5.15.0-60-generic", "installed": ["5.15.0-60-generic"], "devel": ["5.15.0-9-generic"]}},
-         False, {"W_KERNEL_DEVEL"}),
+        ({"kernel": {"release": "5.15.0-60", "installed": ["5.15.0-60"], "devel": ["5.15.0-9"]}}, False,
+         {"W_KERNEL_DEVEL"}),
     ],
 )  # fmt: skip
 def test_what_stands_in_the_way_of_a_driver_is_said_before(facts, signed, codes):
