@@ -104,7 +104,8 @@ ansible_facts:
             - Releases as C(uname -r) prints them. C(release), the one that runs; C(default_entry), the one that the
               boot loader starts next, by its own files or by grubby, null when they do not say or only root may read
               them; C(installed); C(devel) and C(headers), those there are files for to build modules with (packages
-              kernel-devel and kernel-headers, or linux-headers for both).
+              kernel-devel and kernel-headers, or linux-headers for both); C(secure_boot), whether the firmware takes
+              signed modules only, null where it does not say.
           type: dict
           returned: always
         clock:
@@ -311,7 +312,8 @@ ansible_facts:
               returned: always
             nvidia:
               description:
-                - C(driver) and C(kernel_module) (V(open), V(proprietary)) as loaded, C(cuda) (the newest version this
+                - C(driver) and C(kernel_module) (V(open), V(proprietary)) as loaded, C(library) (the version of its
+                  libraries), C(nouveau) (whether the kernel's own driver is loaded), C(cuda) (the newest version this
                   driver serves), C(cuda_toolkits) (a list with C(path) and C(version)) and C(fabric_manager)
                   (C(version), C(active)).
               type: dict

@@ -24,10 +24,12 @@ options:
     description:
       - Host name to a mapping of C(groups) (list), C(request) (the host's C(engine_request)), C(hardware) (schema 1
         of M(vllm_hardware_facts)), C(machine) (the recording to take instead, with O(recorded_hardware)), C(address),
-        C(kernel) and C(driver) (pins of the site), C(applied) (the plan recorded on the host, a mapping or JSON text),
-        C(left_out) (outside C(--limit)), C(unreachable), and C(variables) (names close to C(engine_request), for the
-        message about a missing one).
-      - A mapping, or the same as JSON text, which a large fleet hands over much faster.
+        C(kernel) and C(driver) (pins of the site), C(cuda), C(fabric) and C(tuning) (its C(engine_cuda),
+        C(engine_fabric) and C(engine_tuning)), C(signed) (whether modules compiled there are accepted), C(applied) (the
+        plan recorded on the host, a mapping or JSON text), C(left_out) (outside C(--limit)), C(unreachable), and
+        C(variables) (names close to C(engine_request), for the message about a missing one).
+      - A mapping, or the same as JSON text, which a large fleet hands over much faster. The hosts are in the order of
+        the inventory, in which addresses are given out.
     type: raw
     required: true
   stage:
@@ -38,7 +40,7 @@ options:
     default: plan
   knowledge:
     description:
-      - What the project knows, as C(catalogue) (C(rows), C(models), C(devices), C(platforms), C(tuning)), and engine to
+      - What the project knows, as C(catalogue) (C(rows), C(models), C(devices) and the other parts), and engine to
         version to the content of C(manifest.yml) as C(overrides) and of C(flags.yml) as C(flags).
       - A mapping, or the same as JSON text. Needed with O(stage=plan).
     type: raw

@@ -66,6 +66,9 @@ CATALOGUE = {
     "tuning": ("tuning",),
     "specifications": ("specifications",),
     "hdk": ("hdk",),
+    "gpu_drivers": ("gpu_drivers",),
+    "gpu_repositories": ("gpu_repositories",),
+    "cuda_toolkits": ("cuda_toolkits",),
 }  # part -> the files of the role that hold it, each with one variable named after it
 
 

@@ -13,7 +13,16 @@ import jsonschema
 import pytest
 import yaml
 from ansible.module_utils.vllm_ansible.plan import catalogue as catalogue_code
-from ansible.module_utils.vllm_ansible.plan import devices, hdk, models, platforms, specifications, tuning, versions
+from ansible.module_utils.vllm_ansible.plan import (
+    devices,
+    hdk,
+    models,
+    nvidia,
+    platforms,
+    specifications,
+    tuning,
+    versions,
+)
 
 from tools import golden
 
@@ -29,6 +38,9 @@ FIELDS = {
     "tuning": tuning.TUNING_KEYS,
     "specifications": specifications.SPECIFICATION_KEYS,
     "hdk": hdk.HDK_KEYS,
+    "gpu_drivers": nvidia.DRIVER_KEYS,
+    "gpu_repositories": nvidia.REPOSITORY_KEYS,
+    "cuda_toolkits": nvidia.TOOLKIT_KEYS,
     "models": frozenset(models.Model._fields) - {"name", "shape"} | {"sources", "unverified"},
 }
 # What an entry is called and how this project marks it needs no source; `plugin` is sourced with its version.
@@ -39,9 +51,12 @@ NO_SOURCE = {
     },
     "devices": {"backend", "family", "models", "because", "unverified", "sources"},
     "platforms": {"os", "version", "label", "unverified", "sources"},
-    "tuning": {"families", "architectures", "priority", "unverified", "sources"},
+    "tuning": {"profile", "families", "architectures", "priority", "unverified", "sources"},
     "specifications": {"families", "link", "cpu_models", "architectures", "unverified", "sources"},
     "hdk": {"unverified", "sources"},
+    "gpu_drivers": {"unverified", "sources"},
+    "gpu_repositories": {"unverified", "sources"},
+    "cuda_toolkits": {"unverified", "sources"},
     "models": {
         "architecture", "weights", "license", "dtype", "size_bytes", "convert", "source", "unverified", "sources",
     },
@@ -109,6 +124,12 @@ def test_a_schema_knows_the_fields_that_are_read(part):
         ("models", "deepseek-r1", ("config",), {}),
         ("models", "smollm2-135m-instruct", ("size_bytes",), 0),
         ("tuning", "nvidia", ("sysctl",), {"vm.swappiness": 0}),
+        ("tuning", "nvidia", ("profile",), "fast"),
+        ("gpu_drivers", "nvidia-580.126.09", ("flavours", "hopper"), "nouveau"),
+        ("gpu_drivers", "nvidia-580.126.09", ("version",), "newest"),
+        ("gpu_repositories", "rhel9", ("architectures", "aarch64"), "aarch64"),
+        ("gpu_repositories", "rhel9", ("kind",), "yum"),
+        ("cuda_toolkits", "cuda-12.8", ("version",), "12.8.1"),
         ("specifications", "atlas-a2", ("pcie_width",), 12),
         ("specifications", "atlas-a2", ("cpu_models",), ["Kunpeng-920"]),
         ("specifications", "kunpeng-920", ("families",), ["a4"]),

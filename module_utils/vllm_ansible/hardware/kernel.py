@@ -12,6 +12,7 @@ from ansible.module_utils.vllm_ansible.hardware.values import integer, word
 MENU_DIRECTORIES = ("/boot/grub2", "/boot/grub")
 EFI_DIRECTORY = "/boot/efi/EFI"
 ENTRIES = "/boot/loader/entries"
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+[\w.+~-]{0,200}\Z")
 _IMAGE = re.compile(r"(?:\S*/)?(?:vmlinuz|vmlinux|Image|kernel)-([0-9]+\.[0-9]+[\w.+~-]{0,200})\Z")
@@ -155,6 +156,14 @@ def _grubby(host):
     return word(answer[1]) if answer is not None and answer[0] == 0 else None
 
 
+def parse_secure_boot(text):
+    """Return whether the firmware lets only signed kernels and modules in; None when it does not say.
+
+    The file is an EFI variable: four bytes of attributes, then 1 or 0.
+    """
+    return {"\x01": True, "\x00": False}.get((text or "")[4:5])
+
+
 def gather_kernel(host):
     """Return the ``kernel`` facts; releases in ascending order."""
     modules = _releases(host, "/lib/modules/")
@@ -167,6 +176,7 @@ def gather_kernel(host):
         "devel": _ordered(devel),
         "headers": _ordered(headers + _rpm_headers(host)),
         "installed": _ordered(modules + _releases(host, "/boot/vmlinuz-")),
+        "secure_boot": parse_secure_boot(host.read(SECURE_BOOT)),
     }
 
 

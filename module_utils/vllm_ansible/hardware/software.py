@@ -12,6 +12,10 @@ ASCEND_ROOT = "/usr/local/Ascend"
 ASCEND_INSTALL_INFO = "/etc/ascend_install.info"
 NVIDIA_MODULE = "/proc/driver/nvidia/version"
 FABRIC_MANAGER = "nvidia-fabricmanager"
+NOUVEAU = "/sys/module/nouveau"
+# Where distributions keep the driver's libraries; the name that programs load is a link to the one with the version.
+LIBRARY = "libnvidia-ml.so.1"
+LIBRARIES = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
 
 def ascend_root(host):
@@ -46,6 +50,12 @@ def parse_module_version(text):
         "driver": match.group(2),
         "kernel_module": "open" if "Open Kernel Module" in match.group(1) else "proprietary",
     }
+
+
+def parse_library(link):
+    """Return the version in ``libnvidia-ml.so.580.126.09``, where a library's link leads to, or None."""
+    match = re.search(r"libnvidia-ml\.so\.([0-9]+(?:\.[0-9]+)+)\Z", link or "")
+    return match.group(1) if match else None
 
 
 def parse_cuda_version(text):
@@ -86,6 +96,8 @@ def gather_software(host):
         },
         "nvidia": {
             **parse_module_version(module),
+            "library": next(filter(None, (parse_library(host.read_link(f"{d}/{LIBRARY}")) for d in LIBRARIES)), None),
+            "nouveau": host.exists(NOUVEAU),
             "cuda": parse_banner(screen[1])["cuda"] if screen is not None else None,
             "cuda_toolkits": _cuda_toolkits(host),
             "fabric_manager": _fabric_manager(host),

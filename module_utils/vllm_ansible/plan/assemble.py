@@ -8,6 +8,7 @@ from ansible.module_utils.vllm_ansible.plan.catalogue import Row
 from ansible.module_utils.vllm_ansible.plan.facts import unread
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.preflight import KINDS
 from ansible.module_utils.vllm_ansible.plan.slices import engine_slices
 
 SCHEMA = 1
@@ -19,11 +20,12 @@ def assemble(
     placed: Any,
     builds: Dict[str, Any],
     stacks: Dict[str, Dict[str, Any]],
+    fabrics: Dict[str, Dict[str, Any]],
     networks: List[str],
     findings: Findings,
 ) -> Dict[str, Any]:
     """Return the plan (schema 1) from the groups on each host, their bindings, the builds they need and the slices
-    of what lies below their engines."""
+    of what lies below their engines: stacks, and fabrics (host -> roce_fabric)."""
     unique = {group.name: group for groups in on_host.values() for group in groups}
     groups = [unique[name] for name in sorted(unique, key=natural_key)]
     ok = not findings.problems
@@ -59,6 +61,8 @@ def assemble(
         if own:
             slices.update(engine_slices(host, own, placed[host.name], networks))
             slices.update(stacks[host.name])
+            if host.name in fabrics:
+                slices["roce_fabric"] = fabrics[host.name]
         if host.build and not host.left_out:
             made = [b for b in plan["builds"] if b["host"] == host.name]
             names = {b["build"] for b in made}
@@ -79,8 +83,10 @@ def assemble(
 
 
 def _unread(host: Host, groups: List[Group]) -> bool:
-    """Whether the NPUs of a host can be read only when their driver is there: it is planned again then."""
-    return host.hardware is not None and unread(host.hardware, "npu") and any(g.backend == "ascend" for g in groups)
+    """Whether the devices of a host can be read only when their driver is there: it is planned again then."""
+    return host.hardware is not None and any(
+        unread(host.hardware, KINDS[g.backend]) for g in groups if g.backend in KINDS
+    )
 
 
 def _not_installable(group: Group) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One spelling for every value: canonical JSON, digests, sorting and units."""
 
+import functools
 import hashlib
 import json
 import re
-from typing import Any, List, Tuple
+from typing import Any, Tuple
 
 GIB = 1024**3
 # Names whose values are never repeated: in a key of a request, a flag or an environment variable.
@@ -32,9 +33,11 @@ def digest(value: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def natural_key(text: str) -> List[Tuple[int, int, str]]:
+@functools.lru_cache(maxsize=65536)
+def natural_key(text: str) -> Tuple[Tuple[int, int, str], ...]:
     """Sort key that puts ``npu2`` before ``npu10``."""
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part]
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
 
 
 def show(value: Any, limit: int = 120) -> str:

@@ -6,7 +6,7 @@ Checked before it is used. What nobody verified is named in an entry's `unverifi
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import versions
+from ansible.module_utils.vllm_ansible.plan import nvidia, versions
 from ansible.module_utils.vllm_ansible.plan.devices import FAMILIES, QUANTISATIONS, Device, Devices, read_device
 from ansible.module_utils.vllm_ansible.plan.hdk import Hdk, read_hdk
 from ansible.module_utils.vllm_ansible.plan.models import Model, read_model
@@ -114,6 +114,9 @@ class Catalogue(NamedTuple):
     tuning: Tuple[Tuning, ...] = ()
     specifications: Tuple[Specification, ...] = ()
     hdk: Tuple[Hdk, ...] = ()
+    gpu_drivers: Tuple[nvidia.GpuDriver, ...] = ()
+    gpu_repositories: Tuple[nvidia.Repository, ...] = ()
+    cuda_toolkits: Tuple[nvidia.Toolkit, ...] = ()
 
 
 def read_row(name: str, entry: Reader) -> Row:
@@ -247,6 +250,9 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
     tuning = each(catalogue.mapping("tuning"), read_tuning)
     specifications = each(catalogue.mapping("specifications"), read_specification)
     releases = each(catalogue.mapping("hdk"), read_hdk)
+    drivers = each(catalogue.mapping("gpu_drivers"), nvidia.read_driver)
+    repositories = each(catalogue.mapping("gpu_repositories"), nvidia.read_repository)
+    toolkits = each(catalogue.mapping("cuda_toolkits"), nvidia.read_toolkit)
     own = Reader({} if own_models is None else own_models, "engine_models", complain_as("E_MODEL_INVALID"))
     models.update(each(own, read_model))
     return Catalogue(
@@ -257,6 +263,9 @@ def read_catalogue(raw: Any, own_models: Any, report: Callable[[str, str, Any, s
         tuple(tuning.values()),
         tuple(specifications.values()),
         tuple(releases.values()),
+        tuple(drivers.values()),
+        tuple(repositories.values()),
+        tuple(toolkits.values()),
     )
 
 

@@ -17,7 +17,8 @@ class Device(NamedTuple):
 
     `memory_bytes`: what the vendor's tool reports in all, 0 when boards with this PCI id differ and the facts do not
     say which it is (no driver yet). `soc_version`: build target of vllm-ascend. `quantisations`: what the device
-    computes in. `link`: what joins the devices of one host. `because`: why it is not `supported`.
+    computes in. `link`: what joins the devices of one host; `nvswitch`: by switches that PCI does not show.
+    `because`: why it is not `supported`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Device(NamedTuple):
     pci: Tuple[str, ...] = ()
     subsystems: Tuple[str, ...] = ()
     models: Tuple[str, ...] = ()
+    nvswitch: bool = False
     unverified: Dict[str, str] = {}
 
     def named(self, model: str) -> bool:
@@ -63,6 +65,7 @@ def read_device(name: str, entry: Reader) -> Device:
         pci=tuple(entry.texts("pci", required=True)),
         subsystems=tuple(entry.texts("subsystems")),
         models=tuple(entry.texts("models", required=True)),
+        nvswitch=entry.flag("nvswitch"),
         unverified=entry.text_map("unverified"),
     )
     for pattern in device.models:

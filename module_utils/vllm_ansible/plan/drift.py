@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a host is no longer what was recorded on it: kernel, driver, firmware or CANN were changed by somebody else.
+"""Where a host is no longer what was recorded on it: kernel, driver, firmware or CANN were changed by somebody else;
+of GPUs the driver and its kernel module.
 
 What was not installed yet is no drift, and neither is a change that this plan asks for: an upgrade that was cut off has
 some parts as recorded and the others as planned.
@@ -18,6 +19,8 @@ _PARTS = (
     ("ascend_driver", "firmware"),
     ("ascend_cann", "cann"),
     ("ascend_cann", "nnal"),
+    ("nvidia_driver", "version"),
+    ("nvidia_driver", "flavour"),
 )
 
 
@@ -69,6 +72,8 @@ def _seen(facts: Any, role: str, part: str) -> Tuple[bool, List[str]]:
         found = [r for r in releases if isinstance(r, str) and r][:1]
         return bool(found), found
     software = facts.get("software")
+    if role == "nvidia_driver":
+        return _seen_nvidia(software, part)
     ascend = software.get("ascend") if isinstance(software, dict) else None
     if not isinstance(ascend, dict):
         return False, []
@@ -81,3 +86,16 @@ def _seen(facts: Any, role: str, part: str) -> Tuple[bool, List[str]]:
         return False, []
     entries = [p for p in packages if isinstance(p, dict) and p.get("kind") == kind]
     return True, sorted({p["version"] for p in entries if isinstance(p.get("version"), str)})
+
+
+def _seen_nvidia(software: Any, part: str) -> Tuple[bool, List[str]]:
+    """The libraries say which driver is installed; where the facts do not know them, the module that is loaded."""
+    nvidia = software.get("nvidia") if isinstance(software, dict) else None
+    if not isinstance(nvidia, dict):
+        return False, []
+    if part == "flavour":
+        loaded = nvidia.get("kernel_module")
+        return isinstance(loaded, str), [loaded] if isinstance(loaded, str) else []
+    found = [nvidia.get(key) for key in ("library", "driver")]
+    versions = [version for version in found if isinstance(version, str) and version]
+    return "driver" in nvidia, versions[:1]

@@ -241,8 +241,10 @@ def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:
     for vendor, kind in (("ascend", "npu"), ("nvidia", "gpu")):
         own = software.mapping(vendor)
         for part in ("driver", "firmware"):
-            if own.text(part):
-                found.append((kind + "." + part, own.text(part)))
+            # NVIDIA's libraries say what is installed; the module may be another until the next reboot
+            version = (own.text("library") if (vendor, part) == ("nvidia", "driver") else "") or own.text(part)
+            if version:
+                found.append((kind + "." + part, version))
     return tuple(found)
 
 

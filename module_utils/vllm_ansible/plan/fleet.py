@@ -10,6 +10,7 @@ from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Bindin
 from ansible.module_utils.vllm_ansible.plan.backends.cpu import CpuBackend
 from ansible.module_utils.vllm_ansible.plan.builds import plan_builds
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
+from ansible.module_utils.vllm_ansible.plan.fabric import plan_fabric
 from ansible.module_utils.vllm_ansible.plan.facts import unread
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host, Sizing, form_groups
@@ -37,7 +38,8 @@ BACKEND_OF = {"npu": "ascend", "gpu": "cuda"}
 class Inputs(NamedTuple):
     """Everything a plan is made from.
 
-    hosts: name -> {groups, request, hardware, address, left_out, applied, variables}; all but `groups` may be absent.
+    hosts: name -> {groups, request, hardware, address, left_out, applied, variables, and the pins and wishes of
+    intake.PINS and intake.WISHES}, in the order of the inventory; all but `groups` may be absent.
     catalogue: {rows, models}. models: the site's own ``engine_models``.
     overrides and flags: engine -> version -> manifest.yml and flags.yml of ``engine_overrides``.
     networks: who may connect; empty means each host's own network.
@@ -96,13 +98,14 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
             _plan_group(group, context)
     networks = read_networks(inputs.networks, findings)
     placed = _place(on_host, hosts, context)
-    check_hosts(on_host, hosts, context)
+    fabrics = plan_fabric(list(inputs.hosts), hosts, on_host, context)
     builds = plan_builds([g for g in groups if not g.failed], hosts, inputs.overrides, findings)
     stacks = {
         name: plan_stack(hosts[name], [g for g in planned if not g.failed], context)
         for name, planned in on_host.items()
     }
-    return assemble(on_host, hosts, placed, builds, stacks, networks, findings)
+    check_hosts(on_host, hosts, context, fabrics, stacks)
+    return assemble(on_host, hosts, placed, builds, stacks, fabrics, networks, findings)
 
 
 def _plan_group(group: Group, context: Context) -> None:

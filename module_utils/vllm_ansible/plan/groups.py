@@ -27,6 +27,12 @@ class Host:
         # Pins of the site: the exact release of the kernel, the version of the accelerators' driver.
         self.kernel = ""
         self.driver = ""
+        # What the site wants below the engine: engine_cuda, engine_tuning, and engine_fabric (None: nothing is said).
+        self.cuda: Dict[str, Any] = {}
+        self.tuning: Dict[str, Any] = {}
+        self.fabric: Any = None
+        # Whether the firmware accepts modules that are compiled on the host (nvidia_driver_modules_signed).
+        self.signed = False
 
 
 class Group:

@@ -3,8 +3,9 @@
 
 import ipaddress
 import re
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
+from ansible.module_utils.vllm_ansible.plan import fabric, nvidia, tuning
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key, plain
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, read_catalogue
 from ansible.module_utils.vllm_ansible.plan.facts import read_hardware
@@ -38,6 +39,22 @@ def _pin(host: str, entry: Dict[str, Any], key: str, pattern: str, wanted: str, 
     return ""
 
 
+# Host variables engine_<key> that are mappings, and who reads them.
+WISHES: Tuple[Tuple[str, Callable[[Any, Any], Any]], ...] = (
+    ("cuda", nvidia.read_wishes), ("fabric", fabric.read_fabric), ("tuning", tuning.read_wishes),
+)  # fmt: skip
+
+
+def _wishes(host: str, raw: Any, read: Callable[[Any, Any], Any], findings: Findings) -> Any:
+    def complain(field: str, seen: Any, wanted: str) -> None:
+        findings.problem(
+            "E_REQUEST_VALUE", "{} cannot be {!r}".format(field, seen), "{}: {}".format(field, wanted),
+            host=host, field=field, seen=seen,
+        )  # fmt: skip
+
+    return read(plain(raw), complain)
+
+
 def read_hosts(raw: Dict[str, Any], findings: Findings) -> Dict[str, Host]:
     """Return the hosts in natural order, without their facts."""
     hosts = {}
@@ -55,6 +72,10 @@ def read_hosts(raw: Dict[str, Any], findings: Findings) -> Dict[str, Host]:
         )
         for key, pattern, wanted in PINS:
             setattr(hosts[name], key, _pin(name, entry, key, pattern, wanted, findings))
+        hosts[name].signed = entry.get("signed") in (True, "true", "yes")
+        for key, read in WISHES:
+            if entry.get(key) is not None:
+                setattr(hosts[name], key, _wishes(name, entry[key], read, findings))
     if not any(host.engine for host in hosts.values()):
         findings.problem(
             "E_NO_HOSTS",

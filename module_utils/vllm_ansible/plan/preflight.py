@@ -8,7 +8,7 @@ way, or what only costs speed. Nothing here chooses anything.
 import re
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import specifications
+from ansible.module_utils.vllm_ansible.plan import nvidia, specifications
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context
 from ansible.module_utils.vllm_ansible.plan.canonical import gib, show
 from ansible.module_utils.vllm_ansible.plan.devices import Device
@@ -30,8 +30,12 @@ OWN_UNIT = re.compile(r"vllm-.*\.service\Z")
 class Preflight:
     """The checks of one host, which all speak of it in the same form."""
 
-    def __init__(self, host: Host, groups: List[Group], context: Context) -> None:
+    def __init__(
+        self, host: Host, groups: List[Group], context: Context, stack: Optional[Dict[str, Any]] = None
+    ) -> None:
+        """`stack`: the slices of what lies below the engines."""
         assert host.hardware is not None
+        self.stack = stack or {}
         self.host, self.groups, self.hardware = host, groups, host.hardware
         self.findings: Findings = context.findings
         self.raw: Dict[str, Any] = self.hardware.raw if isinstance(self.hardware.raw, dict) else {}
@@ -75,6 +79,8 @@ class Preflight:
             self.kernel()
             self.firmware()
             self.device_files()
+        if self.kind == "gpu":
+            self.gpu_driver()
         if self.kind:
             self.device_memory()
             self.links()
@@ -102,8 +108,8 @@ class Preflight:
         if entry and running and entry != running:
             self.warn("W_KERNEL_ENTRY", "kernel.default_entry",
                       "The boot loader starts another kernel next than the one that runs", entry, running,
-                      "grubby --set-default /boot/vmlinuz-{}; role kernel does it for the kernel of the plan".format(
-                          running))  # fmt: skip
+                      "grubby --set-default /boot/vmlinuz-{}".format(running)
+                      + "; role kernel does it for the kernel of the plan" * (self.kind == "npu"))  # fmt: skip
         if not running or not _texts(kernel.get("installed")):
             return  # the host does not show its kernels at all, as a container
         for key, package in (("devel", "kernel-devel or linux-headers"), ("headers", "kernel-headers")):
@@ -112,8 +118,31 @@ class Preflight:
                 self.warn("W_KERNEL_DEVEL", "kernel." + key,
                           "The driver is built with the {} of the running kernel".format(package),
                           ", ".join(found) or "none", running,
-                          "role kernel installs the package of {}; its repository has to carry it".format(
-                              running))  # fmt: skip
+                          "role {} installs the package of {}; its repository has to carry it".format(
+                              "kernel" if self.kind == "npu" else "nvidia_driver", running))  # fmt: skip
+
+    def gpu_driver(self) -> None:
+        """What stands in the way of NVIDIA's driver: other modules, another kernel's files, signatures."""
+        installed = driver_of(self.hardware, "gpu")
+        wanted = self.stack.get("nvidia_driver", {}).get("version", installed)
+        if nvidia.nouveau(self.raw):
+            self.warn("W_NOUVEAU", "software.nvidia.nouveau", "The kernel's own driver holds the GPUs",
+                      "nouveau is loaded", "nouveau kept out",
+                      "role nvidia_driver keeps it out; then a reboot")  # fmt: skip
+        loaded, library = _text(self.part("software", "nvidia").get("driver")), nvidia.library(self.raw)
+        if loaded and library and loaded != library:
+            self.warn("W_GPU_REBOOT", "software.nvidia.driver",
+                      "Another driver of the GPUs is loaded than its libraries are of, and nvidia-smi fails",
+                      loaded, library, "a reboot of the host")  # fmt: skip
+        if not wanted or wanted == installed:
+            return
+        self.kernel()
+        if nvidia.secure_boot(self.raw) and not self.host.signed:
+            self.refuse("E_SECURE_BOOT", "kernel.secure_boot",
+                        "The firmware takes signed modules only, and the driver's are compiled on the host",
+                        "Secure Boot is on", "Secure Boot off, or the key that signs them enrolled",
+                        "Secure Boot off in the firmware; or enrol the key of DKMS (mokutil --import) and say so: "
+                        "nvidia_driver_modules_signed: true")  # fmt: skip
 
     def firmware(self) -> None:
         bad = [d for d in self.devices if _text(d.raw.get("compatibility")) not in ("", "OK")]
@@ -292,28 +321,36 @@ class Preflight:
                       "a module of the same kind in every channel: an empty one costs its bandwidth")  # fmt: skip
 
 
-def check_hosts(on_host: Dict[str, List[Group]], hosts: Dict[str, Host], context: Context) -> None:
-    """Check every host that is to serve, and what the hosts of one replica have to share."""
+def check_hosts(
+    on_host: Dict[str, List[Group]],
+    hosts: Dict[str, Host],
+    context: Context,
+    fabrics: Dict[str, Dict[str, Any]],
+    stacks: Dict[str, Dict[str, Any]],
+) -> None:
+    """Check every host that is to serve, and what the hosts of one replica have to share. `fabrics` and `stacks`:
+    host -> what the plan sets up of its network between devices, and below its engines."""
     for host in hosts.values():
         if host.engine and host.hardware is not None and not host.left_out:
-            Preflight(host, on_host.get(host.name, []), context).check()
+            Preflight(host, on_host.get(host.name, []), context, stacks.get(host.name)).check()
     checked: Set[str] = set()
     for groups in on_host.values():
         for group in groups:
             if len(group.hosts) > 1 and group.backend == "ascend" and group.name not in checked:
                 checked.add(group.name)
-                _check_network(group, context)
+                _check_network(group, context, fabrics)
 
 
-def _check_network(group: Group, context: Context) -> None:
-    """The RoCE ports by which the NPUs of a replica over several hosts reach each other."""
+def _check_network(group: Group, context: Context, fabrics: Dict[str, Dict[str, Any]]) -> None:
+    """The RoCE ports by which the NPUs of a replica over several hosts reach each other. What role roce_fabric is
+    about to set is no complaint: addresses, the health that follows from them, the TLS switch."""
     switches: Dict[bool, List[Tuple[Host, int]]] = {}
     for host in group.hosts:
         assert host.hardware is not None
         say = Preflight(host, [group], context)
         ports = host.hardware.ports
         for port in ports:
-            if port.tls is not None:
+            if port.tls is not None and fabrics.get(host.name, {}).get("tls") is None:
                 switches.setdefault(port.tls, []).append((host, port.device))
         down = [port.device for port in ports if port.link == "DOWN"]
         # Hosts of one A3 super pod reach each other without these ports.
@@ -325,14 +362,16 @@ def _check_network(group: Group, context: Context) -> None:
                            down[0]))  # fmt: skip
             ports = tuple(port for port in ports if port.device not in down)
         bad = [p for p in ports if not p.address or p.link != "UP" or p.health not in ("Success", "")]
-        if bad or not host.hardware.ports:
+        if host.name in fabrics:
+            bad = [p for p in ports if p.link not in ("UP", "")]
+        if bad or not (host.hardware.ports or host.name in fabrics):
             say.warn("W_NPU_NETWORK", "hccn", "The NPUs cannot be seen to reach other hosts",
                      "; ".join("NPU {} has address {}, link {}, health {}".format(
                          p.device, p.address or "none", p.link or "unknown", p.health or "unknown") for p in bad)
                      or "nothing is known of their RoCE ports",
                      "an address, link UP and health Success on every NPU",
-                     "hccn_tool -i N -ip -s address … netmask …; for the health "
-                     "-netdetect -s address …")  # fmt: skip
+                     "engine_fabric: {devices: …}, a range role roce_fabric gives them addresses from; for the health "
+                     "its netdetect")  # fmt: skip
     if len(switches) > 1:
         fewer = min(sorted(switches), key=lambda state: len(switches[state]))
         host, device = switches[fewer][0]
@@ -341,7 +380,8 @@ def _check_network(group: Group, context: Context) -> None:
             "E_NPU_TLS", "hccn.tls", "The TLS switch of the NPUs of one replica differs",
             "{} for {} of them, first NPU {}".format(others[fewer], len(switches[fewer]), device),
             "{}, as for the other {}".format(others[not fewer], len(switches[not fewer])),
-            "hccn_tool -i {} -tls -s enable {} on this host".format(device, int(not fewer)),
+            "engine_fabric: {{tls: {0}}} for all of them, or hccn_tool -i {1} -tls -s enable {0} on this host".format(
+                int(not fewer), device),
         )  # fmt: skip
 
 

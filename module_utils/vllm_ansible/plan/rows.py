@@ -4,7 +4,7 @@
 import re
 from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import hdk, platforms, versions
+from ansible.module_utils.vllm_ansible.plan import hdk, nvidia, platforms, versions
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, Row
 
 
@@ -151,7 +151,9 @@ def _glibc(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Reje
         return None
     return Rejected(
         row.name, "needs glibc {} or newer".format(machine.glibc), facts.glibc,
-        "an operating system with glibc {} or newer, or a container of one".format(machine.glibc),
+        "an operating system with glibc {} or newer, or a container of one{}".format(
+            machine.glibc,
+            ": the host's driver serves it through the container toolkit" if row.backend == "cuda" else ""),
         "vllm_hardware.os.glibc",
     )  # fmt: skip
 
@@ -172,8 +174,8 @@ def _driver(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rej
         return None
     if facts.driver and versions.valid(facts.driver) and versions.matches(facts.driver, row.drivers):
         return None
-    if row.backend != "ascend" and not facts.driver:
-        return None
+    if row.backend == "cuda":
+        return _gpu_driver(catalogue, row, facts)
     toolkit = next((k for k in ("cann", "cuda") if k in row.versions), "")
     wanted = "driver {}".format(in_words(row.drivers))
     needs = "{} {}".format(toolkit.upper(), row.versions[toolkit]) if toolkit else "the row"
@@ -198,6 +200,36 @@ def _driver(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rej
     )  # fmt: skip
 
 
+def _gpu_driver(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
+    """None, an older or no driver is no obstacle where NVIDIA's packages for the system have one that the row takes."""
+    repository = nvidia.repository_of(catalogue, facts.os_id, facts.os_version, facts.architecture)
+    releases = nvidia.for_row(catalogue, row, repository, facts.families)
+    needs = "CUDA {} needs driver {}".format(row.versions.get("cuda", "?"), in_words(row.drivers))
+    others = " or ".join(r.version for r in releases)
+    if not facts.driver:
+        if releases or not catalogue.gpu_repositories or not facts.os_id:
+            return None
+        return Rejected(
+            row.name, "{}, and NVIDIA's repository {} has {}".format(
+                needs, repository.name if repository else "for this system",
+                ", ".join(r.version for r in nvidia.offered(catalogue, repository, facts.families))
+                or "none for " + ", ".join(facts.families)), "none installed",
+            "another operating system, an older engine_request.version, or the driver's own installer by hand",
+            "catalogue.gpu_repositories",
+        )  # fmt: skip
+    known = versions.valid(facts.driver)
+    older = known and all(versions.compare(facts.driver, r.version) < 0 for r in releases)
+    if releases and older and not facts.driver_pinned:
+        return None  # it will be replaced; a newer one is not, unasked
+    wanted = "driver " + in_words(row.drivers)
+    if releases:
+        wanted += ", or engine_driver: " + others
+    return Rejected(
+        row.name, needs, facts.driver, wanted,
+        "engine_driver" if facts.driver_pinned else "vllm_hardware.accelerators.driver",
+    )  # fmt: skip
+
+
 def replacements(catalogue: Catalogue, row: Row, facts: MachineFacts) -> List[hdk.Hdk]:
     """Return the driver releases that could be installed on the machine for `row`, best first."""
     if row.backend != "ascend" or row.status != "installable" or _platform(catalogue, row, facts._replace(driver="")):
@@ -214,6 +246,8 @@ def in_words(ranges: Sequence[str]) -> str:
 def _platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
     """Where no driver is installed yet, the vendor has to offer one for the operating system."""
     there = facts.driver and not facts.driver_pinned
+    if row.backend == "cuda":
+        return None if there else _gpu_platform(catalogue, row, facts)
     if there or row.backend != "ascend" or not catalogue.platforms or not facts.os_id:
         return None
     found = platforms.find(catalogue.platforms, facts.os_id, facts.os_version, facts.os_label)
@@ -226,6 +260,21 @@ def _platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[R
     return Rejected(
         row.name, "no driver for {} is offered on {} {}".format(", ".join(missing), seen, facts.architecture), seen,
         "one of: {}".format(", ".join(listed) or "none is listed"), "vllm_hardware.os",
+    )  # fmt: skip
+
+
+def _gpu_platform(catalogue: Catalogue, row: Row, facts: MachineFacts) -> Optional[Rejected]:
+    if not catalogue.gpu_repositories or not facts.os_id:
+        return None
+    if nvidia.repository_of(catalogue, facts.os_id, facts.os_version, facts.architecture) is not None:
+        return None
+    seen = "{} {}".format(facts.os_id, facts.os_label or facts.os_version).strip()
+    listed = [r.name for r in catalogue.gpu_repositories if facts.architecture in r.architectures]
+    return Rejected(
+        row.name, "NVIDIA has no driver packages for {} on {}".format(seen, facts.architecture), seen,
+        "a system of {}; or the driver's own installer for {} by hand: what is installed is used; or this system under "
+        "ids of an entry of deployment_plan_catalogue_overrides.gpu_repositories, where another system's packages are "
+        "known to work".format(", ".join(listed) or "a listed architecture", facts.architecture), "vllm_hardware.os",
     )  # fmt: skip
 
 

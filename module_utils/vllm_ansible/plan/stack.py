@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host with NPUs needs below its engine: kernel, driver with firmware, CANN with NNAL, all of one row."""
+"""What a host needs below its engines: with NPUs kernel, driver with firmware, CANN with NNAL, with GPUs driver and
+CUDA, all of one row; and how its operating system is tuned."""
 
 import re
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ansible.module_utils.vllm_ansible.plan import hdk, platforms, rows, tuning, versions
+from ansible.module_utils.vllm_ansible.plan import hdk, nvidia, platforms, rows, tuning, versions
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context
 from ansible.module_utils.vllm_ansible.plan.canonical import natural_key
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue, Row
@@ -69,11 +70,16 @@ def driver_to_be(catalogue: Catalogue, host: Host, kind: str, family: str, versi
     """Return the driver `host` will have under the row that fits it best, "" without any."""
     assert host.hardware is not None
     installed = driver_of(host.hardware, kind)
-    if kind != "npu":
+    if kind not in ("npu", "gpu"):
         return installed
     facts = rows.facts_of(host.hardware, [family], installed, pinned=host.driver)
-    row = rows.choose(catalogue, "ascend", version, facts).row
-    planned = plan_driver(catalogue, row, family, host.hardware, host.driver) if row is not None else None
+    row = rows.choose(catalogue, "ascend" if kind == "npu" else "cuda", version, facts).row
+    if row is None:
+        return host.driver or installed
+    if kind == "gpu":
+        own = nvidia.plan_driver(catalogue, row, family, host.hardware, installed, host.driver)
+        return own.version if own is not None else host.driver or installed
+    planned = plan_driver(catalogue, row, family, host.hardware, host.driver)
     return planned.driver if planned is not None else host.driver or installed
 
 
@@ -89,13 +95,38 @@ def _cann(row: Row) -> str:
 
 
 def plan_stack(host: Host, groups: List[Group], context: Context) -> Dict[str, Any]:
-    """Return the slices kernel, ascend_driver and ascend_cann of a host; {} for hosts without NPU engines.
+    """Return the slices kernel, ascend_driver and ascend_cann, or nvidia_driver and nvidia_cuda, and tuned_profile.
 
     A part nobody knows enough of to install has no slice; for a row that can be installed that is a problem.
     """
-    group = next((g for g in groups if g.backend == "ascend" and g.row is not None), None)
-    if group is None or host.hardware is None:
+    if host.hardware is None or not groups:
         return {}
+    slices = _gpu_slices(host, groups, context) or _npu_slices(host, groups, context)
+    families = sorted({g.family for g in groups if g.family})
+    kernel = slices.get("kernel", {}).get("release") or host.hardware.kernel
+    slices.update(tuning.decide(host, tuple(families), kernel, context))
+    return slices
+
+
+def _gpu_slices(host: Host, groups: List[Group], context: Context) -> Dict[str, Any]:
+    group = next((g for g in groups if g.backend == "cuda" and g.row is not None), None)
+    if group is None:
+        return {}
+    assert host.hardware is not None
+    installed = driver_of(host.hardware, "gpu")
+    own = [d for d in host.hardware.accelerators if d.kind == "gpu"]
+    devices = [context.catalogue.devices.identify(d.raw) for d in own]
+    slices = nvidia.decide_driver(host, group, devices, context, installed)
+    driver = slices["nvidia_driver"]["version"] if slices else installed
+    slices.update(nvidia.decide_cuda(host, group, driver, host.hardware.kernel, context))
+    return slices
+
+
+def _npu_slices(host: Host, groups: List[Group], context: Context) -> Dict[str, Any]:
+    group = next((g for g in groups if g.backend == "ascend" and g.row is not None), None)
+    if group is None:
+        return {}
+    assert host.hardware is not None
     row = group.row
     assert row is not None
     slices: Dict[str, Any] = {}

@@ -4,7 +4,7 @@
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible.module_utils.vllm_ansible.plan import rows, stack
+from ansible.module_utils.vllm_ansible.plan import nvidia, rows, stack
 from ansible.module_utils.vllm_ansible.plan.backends.base import Context, fail
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
 from ansible.module_utils.vllm_ansible.plan.devices import Device
@@ -14,6 +14,7 @@ from ansible.module_utils.vllm_ansible.plan.models import METHODS, Model
 
 # Field of the facts that speaks against a row -> code of the problem.
 ROW_CODES = {
+    "catalogue.gpu_repositories": "E_GPU_DRIVER",
     "catalogue.hdk": "E_HDK",
     "engine_driver": "E_DRIVER",
     "vllm_hardware.accelerators.driver": "E_DRIVER",
@@ -74,7 +75,7 @@ def find_devices(group: Group, host: Host, kind: str, context: Context) -> Optio
              ", ".join(sorted(devices)), host)  # fmt: skip
         return None
     device = healthy[0][1]
-    if unread(host.hardware, kind) and device.backend == "ascend":
+    if unread(host.hardware, kind):
         context.findings.warning(
             "W_DEVICES_UNREAD",
             "No tool can read the {} devices of {} yet: planned as {} of {}. When their driver is there, site.yml "
@@ -146,7 +147,7 @@ def check_alike(group: Group, found: Sequence[Found], kind: str, context: Contex
     facts: Tuple[Tuple[str, str, List[str], str], ...] = (
         ("devices", "vllm_hardware.accelerators", names, "hosts with the same device"),
         ("driver versions", "vllm_hardware.accelerators.driver", drivers,
-         "install the same driver on all of them" + ", or name it: engine_driver" * (kind == "npu")),
+         "install the same driver on all of them, or name it: engine_driver"),
         ("architectures", "vllm_hardware.architecture", [h.architecture for h in hardware],
          "hosts of one architecture"),
     )  # fmt: skip
@@ -297,10 +298,20 @@ def warn_of_state(group: Group, host: Host, found: Found, context: Context) -> N
     assert hardware is not None
     manager = hardware.fabric_manager
     driver = driver_of(hardware, "gpu")
-    if found.device.backend == "cuda" and manager is not None and (not manager[1] or manager[0] != driver):
+    if found.device.backend != "cuda" or not driver:
+        return
+    switched = nvidia.switches(hardware.raw, [found.device])
+    version, runs = manager or ("not installed", False)
+    if switched and (not runs or version != driver):
         say("W_FABRIC_MANAGER",
             "The fabric manager of {} is {}{} and its driver {}: CUDA starts only when they are equal and it "
-            "runs".format(host.name, manager[0], "" if manager[1] else ", not running,", driver),
+            "runs; role nvidia_driver sees to it".format(
+                host.name, version, "" if runs or manager is None else ", not running,", driver),
+            host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
+    elif runs and not switched:
+        say("W_FABRIC_MANAGER",
+            "A fabric manager runs on {}, whose GPUs are on no NVSwitch: it has nothing to manage and fails; role "
+            "nvidia_driver turns it off".format(host.name),
             host.name, "vllm_hardware.software.nvidia.fabric_manager")  # fmt: skip
 
 

@@ -40,6 +40,9 @@ TLS = (
         (software.parse_cuda_version, "[" * 100000, None),
         (software.parse_fabric_manager, "\n\n\tFabric Manager version is : 535.161.08\n", "535.161.08"),
         (software.parse_fabric_manager, "error", None),
+        (software.parse_library, "libnvidia-ml.so.580.126.09", "580.126.09"),
+        (software.parse_library, "/usr/lib64/libnvidia-ml.so.1", None),
+        (software.parse_library, None, None),
         (software.parse_ofed, "MLNX_OFED_LINUX-5.8-1.1.2.1:\n", "MLNX_OFED_LINUX-5.8-1.1.2.1"),
         (software.parse_ofed, "OFED-internal-24.10-0.7.0:\n", "OFED-internal-24.10-0.7.0"),
         (software.parse_ofed, "command failed\n", None),
@@ -166,13 +169,22 @@ def test_nvidia_software():
     assert (l20["cuda"], l20["kernel_module"], l20["fabric_manager"]) == ("13.3", "open", None)
 
 
+def test_the_drivers_libraries_and_a_loaded_nouveau_are_seen_without_the_module():
+    host = load_machine(MACHINES / "kylin-v10-kunpeng")
+    host.links["/usr/lib64/libnvidia-ml.so.1"] = "libnvidia-ml.so.580.126.09"
+    host.files["/sys/module/nouveau/refcnt"] = "1\n"
+    found = software.gather_software(host)["nvidia"]
+    assert (found["driver"], found["library"], found["nouveau"]) == (None, "580.126.09", True)
+
+
 def test_a_host_without_such_software_is_not_warned_about_it():
     facts = gather_hardware(load_machine(MACHINES / "kylin-v10-kunpeng"))
     assert facts["warnings"] == []
     assert facts["software"] == {
         "ascend": {"driver": None, "firmware": None, "cann": []},
         "nvidia": {
-            "driver": None, "kernel_module": None, "cuda": None, "cuda_toolkits": [], "fabric_manager": None,
+            "driver": None, "kernel_module": None, "library": None, "nouveau": False, "cuda": None, "cuda_toolkits": [],
+            "fabric_manager": None,
         },
         "ofed": None,
     }  # fmt: skip

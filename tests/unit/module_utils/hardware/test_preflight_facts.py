@@ -117,9 +117,16 @@ def test_kernels_of_an_rpm_system():
     )  # fmt: skip
     assert kernel.gather_kernel(host) == {
         "release": OLD, "default_entry": None, "devel": [OLD, NEW], "headers": [NEW], "installed": [OLD, NEW],
+        "secure_boot": None,
     }  # fmt: skip
     host.commands[query] = (1, "package kernel-headers is not installed\n", "")
     assert kernel.gather_kernel(host)["headers"] == []
+
+
+@pytest.mark.parametrize(("value", "on"), [("\x01", True), ("\x00", False), ("", None), ("x", None)])
+def test_secure_boot_is_an_efi_variable_after_its_attributes(value, on):
+    host = replay({kernel.SECURE_BOOT: "\x06\x00\x00\x00" + value})
+    assert kernel.gather_kernel(host)["secure_boot"] is on
 
 
 def test_kernels_of_a_deb_system():

@@ -32,6 +32,9 @@ GPU = MachineFacts(
     families=("ampere",), driver="580.126.09", os_id="ubuntu", os_version="22.04", os_label="22.04.5 LTS",
     architecture="x86_64", glibc="2.35", page_size_bytes=4096,
 )  # fmt: skip
+SLES = GPU._replace(
+    os_id="sles", os_version="15.6", os_label="15-SP6"
+)  # none of NVIDIA's repositories in the catalogue
 UBUNTU = GPU._replace(families=("a2",), driver="")
 CPU = MachineFacts(architecture="x86_64", glibc="2.36", page_size_bytes=4096, isa=frozenset({"avx2"}))
 KUNPENG = MachineFacts(
@@ -68,9 +71,15 @@ KUNPENG = MachineFacts(
         ("ascend", KYLIN._replace(page_size_bytes=16384), None),
         ("cuda", GPU, "vllm-0.32.0-cuda"),
         ("cuda", GPU._replace(driver=""), "vllm-0.32.0-cuda"),
-        ("cuda", GPU._replace(driver="535.129.03"), "vllm-0.18.0-cuda"),
-        ("cuda", GPU._replace(driver="535.129.03", glibc="2.29"), None),
-        ("cuda", GPU._replace(driver="470.57.02"), None),
+        ("cuda", GPU._replace(driver="535.129.03"), "vllm-0.32.0-cuda"),  # it is replaced
+        ("cuda", GPU._replace(driver="470.57.02", os_version="24.04"), "vllm-0.32.0-cuda"),
+        ("cuda", GPU._replace(driver="535.129.03", driver_pinned=True), "vllm-0.18.0-cuda"),
+        ("cuda", SLES._replace(driver="535.129.03"), "vllm-0.18.0-cuda"),
+        ("cuda", SLES._replace(driver="535.129.03", glibc="2.29"), None),
+        ("cuda", SLES._replace(driver="470.57.02"), None),
+        ("cuda", SLES._replace(driver=""), None),
+        ("cuda", GPU._replace(driver="", os_id="rocky", os_version="9.6"), "vllm-0.32.0-cuda"),
+        ("cuda", GPU._replace(driver="", os_id="debian", os_version="12", architecture="aarch64"), None),
         ("cuda", GPU._replace(families=("volta",)), "vllm-0.18.0-cuda"),
         ("cuda", GPU._replace(families=("ampere", "volta"), driver=""), "vllm-0.18.0-cuda"),
         ("cuda", GPU._replace(families=("blackwell",)), "vllm-0.32.0-cuda"),
@@ -103,7 +112,8 @@ def test_the_newest_row_that_fits_everything(backend, machine, row):
         ("ascend", A2._replace(page_size_bytes=16384), "memory pages of 4096 or 65536 bytes", "16384", "4096"),
         ("ascend", A2._replace(driver="", os_label="22.03 (LTS-SP1)"), "no driver for a2 is offered", "openEuler 22.03",
          "kylin-v10-lance"),
-        ("cuda", GPU._replace(driver="470.57.02"), "CUDA 13.0.3 needs driver 580.65.06 or newer", "470.57.02", "580"),
+        ("cuda", SLES._replace(driver="470.57.02"), "CUDA 13.0.3 needs driver 580.65.06 or newer", "470.57.02", "580"),
+        ("cuda", SLES._replace(driver=""), "NVIDIA has no driver packages for sles 15", "sles 15", "gpu_repositories"),
         ("cuda", GPU._replace(glibc="2.17"), "needs glibc 2.28 or newer", "2.17", "container"),
         ("cuda", GPU._replace(architecture="ppc64le"), "is made for aarch64, x86_64", "ppc64le", "x86_64"),
         ("cpu", CPU._replace(isa=frozenset()), "needs the instructions avx2", "none", "a CPU with avx2"),
@@ -117,7 +127,7 @@ def test_a_rejected_row_says_why_and_what_would_fit(backend, machine, reason, se
 
 
 def test_every_reason_of_a_row_is_given_at_once():
-    machine = GPU._replace(driver="470.57.02", glibc="2.17")
+    machine = SLES._replace(driver="470.57.02", glibc="2.17")
     rejected = rows.choose(CATALOGUE, "cuda", "0.32.0", machine).rejected
     assert {r.field for r in rejected} == {"vllm_hardware.os.glibc", "vllm_hardware.accelerators.driver"}
 
