@@ -198,7 +198,8 @@ def _answers(host, seen, wanted):
         )
     answering = [gpu for gpu in gpus if not gpu["lost"]]
     there = len(answering) + len(lost)
-    if wanted.gpus is not None and there != wanted.gpus:
+    # Some branches stop at the first GPU they cannot open.
+    if wanted.gpus is not None and gpus and there != wanted.gpus:
         silent = sorted(set(seen["on_bus"]) - {gpu["pci"] for gpu in gpus} - set(lost))
         where = f"; PCI also lists {', '.join(silent)}" if silent else "; PCI lists no more of them"
         findings.append(
