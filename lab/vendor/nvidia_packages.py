@@ -3,8 +3,8 @@
 """Builds apt and dnf repositories with STAND-INS of NVIDIA's packages: genuine packages, content of our own.
 
 Names, versions and dependencies follow NVIDIA's guides; what the packages hold is in nvidia/. The repository lies where
-NVIDIA's does, below distribution and architecture, and beside it in `os` what a distribution brings: headers of a kernel,
-OpenMPI.
+NVIDIA's does, below distribution and architecture, and beside it in `os` what a distribution brings: headers of a
+kernel, OpenMPI.
 
     lab/vendor/nvidia_packages.py FOLDER ubuntu2404 --kernel $(uname -r)
 """
@@ -123,7 +123,12 @@ def debs(version: str) -> Iterator[Package]:
             full,
             depends=tuple(
                 f"{name} (= {full})"
-                for name in (dkms, f"libnvidia-compute-{branch}", f"nvidia-utils-{branch}", f"nvidia-compute-utils-{branch}")
+                for name in (
+                    dkms,
+                    f"libnvidia-compute-{branch}",
+                    f"nvidia-utils-{branch}",
+                    f"nvidia-compute-utils-{branch}",
+                )
             ),
             provides=("nvidia-driver-binary",),
             conflicts=("nvidia-driver-binary",),
@@ -173,7 +178,10 @@ def others(family: str) -> Iterator[Package]:
         wanted = f"{library} (= {version})" if family == "deb" else f"{library} = {version}"
         for name, depends in ((library, ()), (development, (wanted,))):
             yield Package(name, upstream if family == "deb" else version, depends=depends)
-    dcgm = {"/usr/bin/dcgmi": "#!/bin/sh\n# STAND-IN of dcgmi\nexit 0\n", "/usr/bin/nv-hostengine": "#!/bin/sh\nexit 0\n"}
+    dcgm = {
+        "/usr/bin/dcgmi": "#!/bin/sh\n# STAND-IN of dcgmi\nexit 0\n",
+        "/usr/bin/nv-hostengine": "#!/bin/sh\nexit 0\n",
+    }
     unit = _unit("nvidia-dcgm", "nv-hostengine")
     yield Package("datacenter-gpu-manager", "3.3.9", dcgm | unit, epoch="1")
     # Both have these files: the old one has to go first.
@@ -217,8 +225,8 @@ def write_deb(package: Package, machine: str, folder: Path) -> None:
 def write_rpms(packages: Sequence[Package], distro: str, machine: str, folder: Path) -> None:
     """Build rpms from one description of all of them, which is quicker than one by one."""
     name = "nvidia-stand-in"
-    spec = [f"Name: {name}\nVersion: 1\nRelease: 1\nSummary: STAND-IN\nLicense: Apache-2.0\nAutoReqProv: no\n"
-            "%description\nSTAND-IN\n"]  # fmt: skip
+    head = f"Name: {name}\nVersion: 1\nRelease: 1\nSummary: STAND-IN\nLicense: Apache-2.0\nAutoReqProv: no\n"
+    spec = [f"{head}%description\nSTAND-IN\n"]
     install, lists = [], []
     with_files = {path: text for package in packages for path, text in package.files.items()}
     release = {"kylin10": "1.ky10", "rhel8": "1.el8", "rhel9": "1.el9"}.get(distro, "1")
@@ -227,7 +235,11 @@ def write_rpms(packages: Sequence[Package], distro: str, machine: str, folder: P
         after, gone = _scripts(package, "extra")
         spec.append(f"%package -n {package.name}\nSummary: STAND-IN of {package.name}\nVersion: {version}\n"
                     f"Release: {own or release}\n{'Epoch: ' + package.epoch if package.epoch else ''}\n")  # fmt: skip
-        for title, values in (("Requires", package.depends), ("Provides", package.provides), ("Conflicts", package.conflicts)):
+        for title, values in (
+            ("Requires", package.depends),
+            ("Provides", package.provides),
+            ("Conflicts", package.conflicts),
+        ):
             spec += [f"{title}: {value}\n" for value in values]
         spec.append(f"%description -n {package.name}\nSTAND-IN\n")
         spec.append(f"%post -n {package.name}\n{after}:\n" if after else "")
@@ -236,7 +248,10 @@ def write_rpms(packages: Sequence[Package], distro: str, machine: str, folder: P
         lists.append(f"%files -n {package.name}\n" + "".join(f"{path}\n" for path in package.files))
     for path, text in with_files.items():
         escaped = text.replace("%", "%%")
-        install.append(f"mkdir -p %{{buildroot}}{Path(path).parent}\ncat > %{{buildroot}}{path} <<'END-OF-FILE'\n{escaped}END-OF-FILE\n")
+        install.append(
+            f"mkdir -p %{{buildroot}}{Path(path).parent}\n"
+            f"cat > %{{buildroot}}{path} <<'END-OF-FILE'\n{escaped}END-OF-FILE\n"
+        )
         install.append(f"chmod {755 if text.startswith('#!') else 644} %{{buildroot}}{path}\n")
     rpm("".join(spec) + "%install\n" + "".join(install) + "".join(lists), machine, folder)
 
@@ -284,7 +299,9 @@ def build(distro: str, machine: str, folder: Path, kernel: str = "", versions: S
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Build stand-in repositories of NVIDIA's packages for one distribution.")
+    parser = argparse.ArgumentParser(
+        description="Build stand-in repositories of NVIDIA's packages for one distribution."
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("distro", help="as NVIDIA names it, such as ubuntu2404, rhel9 or kylin10")
     parser.add_argument("--machine", choices=sorted(ARCHITECTURES), default="x86_64")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roles nvidia_driver and nvidia_cuda against stand-in packages and the real apt, in a mount namespace of their own.
+"""The roles nvidia_driver and nvidia_cuda against stand-in packages and the real apt, in their own mount namespace.
 
 Everything the roles change lies in folders that are laid over this machine's for the length of one test. No host is
 booted: the kernel, its modules and running services are stand-ins, and a reboot is what it does to these.
@@ -125,7 +125,7 @@ def story(tmp_path: Path, repositories: Path) -> Any:
             }
             (tmp_path / f"{number}.json").write_text(json.dumps(variables))
             program = f"{Path(sys.executable).parent}/ansible-playbook -i localhost, {tmp_path}/play.yml"
-            lines.append(step.shell)
+            lines.append(f"{{ {step.shell}\n}} >> {tmp_path}/said 2>&1")
             check = "--check --diff" if step.check else ""
             lines.append(f"{program} -e @{tmp_path}/{number}.json {check} > {tmp_path}/{number}.out 2>&1")
             lines.append(f"echo $? > {tmp_path}/{number}.rc")
@@ -151,17 +151,93 @@ def texts(results: list[Result]) -> str:
     return "\n".join(result.text for result in results)
 
 
-def test_from_bare_to_verified_and_back(story: Any, tmp_path: Path) -> None:
-    results = story(
-        Step("nvidia_driver", "main", check=True),
-        Step("nvidia_driver", "verify"),
-        Step("nvidia_driver", "main"),
-        Step("nvidia_driver", "verify"),
-        Step("nvidia_driver", "main"),
-        Step("nvidia_driver", "main", check=True),
-        Step("nvidia_driver", "verify", shell=REBOOT),
-        Step("nvidia_driver", "remove"),
-        Step("nvidia_driver", "remove", shell=REBOOT),
-        after="dpkg-query -W '*nvidia*' 2>/dev/null | grep -c '[0-9]\\.[0-9]'; ls /etc/*/*vllm*",
+def test_from_bare_over_upgrade_and_rollback_to_bare(story: Any, tmp_path: Path) -> None:
+    old, older = plan(OLD), plan(OLDER, flavour="proprietary")
+    nouveau = "printf 'has_nouveau=1\\npeermem=1\\n' >> /etc/nvidia-stand-in.conf; pretend-kernel"
+    installed = (
+        "dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n' | grep '^installed.*\\(nvidia\\|cuda\\)'"
     )
-    assert [result.rc for result in results] == [0, 2, 0, 0, 0, 0, 0, 0, 0], texts(results)
+    results = story(
+        Step("nvidia_driver", "main", check=True, variables=old),
+        Step("nvidia_driver", "main", shell=nouveau, variables=old),
+        Step(
+            "nvidia_driver",
+            "main",
+            shell=f"{REBOOT}; mkdir /sys/module/ib_core; modprobe nvidia-peermem",
+            variables=old,
+        ),
+        Step("nvidia_driver", "main", shell="ls /etc/*/*vllm* > /srv/written", variables=old),
+        Step("nvidia_driver", "main"),
+        Step("nvidia_driver", "verify"),
+        Step("nvidia_driver", "main", shell=REBOOT, variables=older),
+        Step("nvidia_driver", "verify", shell=REBOOT, variables=older),
+        Step("nvidia_driver", "remove", shell=f"apt-get --simulate upgrade; {installed}"),
+        after=f"cat /srv/written; echo; ls /etc/*/*vllm*; {installed}; ls /usr/lib/modules/*",
+    )
+    assert [result.rc for result in results] == [0, 0, 0, 0, 0, 2, 0, 0, 0], texts(results)
+    assert results[0].changed > 0 and "would install linux-headers-" in results[0].plain
+    # nouveau held the GPUs, so what was installed waits; the run after the reboot only looks to nvidia-peermem.
+    assert "reboot required: True" in results[1].text and "reboot required: False" in results[2].text
+    assert (results[2].changed, results[3].changed) == (1, 0)
+    assert "reboot required: True" in results[4].text and "reboot required: True" in results[6].text
+    assert "the library is 580.126, the loaded kernel module 580.65.06 (exit code 18" in results[5].plain
+    assert "stop what uses the GPUs and reboot" in results[5].plain
+    written, _, left = (tmp_path / "after").read_text().partition("\n\n")
+    assert "vllm-nvidia-peermem.conf" in written and "vllm-nouveau.conf" in written
+    assert "vllm" not in left.replace("cannot access '/etc/*/*vllm*'", "") and "nvidia" not in left, left
+    said = (tmp_path / "said").read_text()
+    assert "0 upgraded" in said and f"cuda-drivers-570 {OLDER}-1ubuntu1" in said and " 580." not in said, said
+
+
+def test_what_forbids_it_is_said_before_anything_changes(story: Any) -> None:
+    bare = """
+        mkdir -p /sys/firmware/efi/efivars /usr/src/linux-headers-6.1.0-9-generic
+        rm /etc/apt/sources.list.d/os.list /var/lib/apt/lists/*srv_nvidia*
+        printf '\\6\\0\\0\\0\\1' > /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
+    """
+    heal = "rm -r /sys/firmware/efi; mkdir -p /usr/lib/modules/$(uname -r)/build"
+    elsewhere = {"nvidia_driver_repository_url": "file:///nowhere"}
+    results = story(
+        Step("nvidia_driver", "main", shell=bare), Step("nvidia_driver", "main", shell=heal, variables=elsewhere)
+    )
+    assert [result.rc for result in results] == [2, 2], texts(results)
+    assert results[0].changed == 0 and "nothing was changed" in results[0].plain
+    assert "Secure boot is on" in results[0].plain and "mokutil --import" in results[0].plain
+    assert f"no repository has linux-headers-{KERNEL}" in results[0].plain and "6.1.0-9-generic" in results[0].plain
+    assert "cannot read file:///nowhere/ubuntu2404" in results[1].plain
+
+
+def test_cuda_and_containers(story: Any, tmp_path: Path) -> None:
+    wanted = {"toolkit": "12.8", "nccl": True, "dcgm": "4", "cuda_major": "12", "container_toolkit": True}
+    variables = {
+        "nvidia_cuda_plan": {**wanted, "openmpi": True},
+        "nvidia_cuda_container_repository_url": "",
+        "nvidia_cuda_gpg_check": False,
+    }
+    before = """
+        echo "deb [trusted=yes] file:$(ls -d /srv/nvidia/repos/*/*)/ /" > /etc/apt/sources.list.d/nvidia.list
+        apt-get -qq update -o Dir::Etc::SourceList=/etc/apt/sources.list.d/nvidia.list -o Dir::Etc::SourceParts=- \\
+            -o APT::Get::List-Cleanup=0
+        apt-get -qq install linux-headers-$(uname -r) nvidia-open-580 datacenter-gpu-manager && modprobe nvidia
+        mkdir -p /etc/docker && touch /usr/bin/dockerd /usr/bin/podman
+        echo '{"registry-mirrors": ["https://mirror.example.com"], "log-opts": {"max-size": "10m"},
+              "runtimes": {"kata": {"path": "/opt/kata"}}}' > /etc/docker/daemon.json
+    """
+    gds = {**variables, "nvidia_cuda_plan": {**wanted, "gds": True}}
+    results = story(
+        Step("nvidia_cuda", "main", shell=before, variables=gds),
+        Step("nvidia_cuda", "main", variables=variables),
+        Step("nvidia_cuda", "main", variables=variables),
+        Step("nvidia_cuda", "verify", variables=variables),
+        after="""cat /etc/docker/daemon.json /etc/cdi/nvidia.yaml
+            dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n' '*nccl*' 'data*' openmpi-bin""",
+    )
+    assert [result.rc for result in results] == [2, 0, 0, 0], texts(results)
+    assert "cannot have GPUDirect Storage, and nothing was changed: NVIDIA lists Ubuntu and RedHat" in results[0].plain
+    assert results[0].changed == 0 and results[2].changed == 0
+    left = (tmp_path / "after").read_text()
+    settings, _ = json.JSONDecoder().raw_decode(left)
+    assert list(settings) == ["registry-mirrors", "log-opts", "runtimes"]
+    assert list(settings["runtimes"]) == ["kata", "nvidia"]
+    assert 'name: "7"' in left and "libnccl2 2.27.3-1+cuda12.9" in left and "openmpi-bin" in left
+    assert "datacenter-gpu-manager-4-core" in left and "installed datacenter-gpu-manager 1:3" not in left

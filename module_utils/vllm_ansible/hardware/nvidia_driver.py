@@ -106,7 +106,7 @@ def is_right(seen, wanted):
 
 
 def before(host, seen, wanted):
-    """Return (findings that forbid an installation, the package of headers that has to be installed with it or None)."""
+    """Return (findings that forbid an installation, the package of headers to install with it or None)."""
     findings = []
     if is_right(seen, wanted):
         return findings, None
@@ -135,12 +135,9 @@ def before(host, seen, wanted):
 
 def _no_headers(seen, package):
     others = ", ".join(seen["headers"]) or "no kernel"
-    return (
-        f"the running kernel is {seen['kernel']}, headers are there for {others}, and no repository has {package}: no"
-        " module can be built",
-        "Start the kernel that the headers are for, or add a repository that has them (role kernel installs kernel and"
-        " headers of one release).",
-    )
+    what = f"the running kernel is {seen['kernel']}, headers are there for {others}, and no repository has {package}"
+    todo = "Start the kernel that the headers are for, or add a repository that has them; role kernel installs both."
+    return f"{what}: no module can be built", todo
 
 
 def pending(seen, wanted):
@@ -192,8 +189,8 @@ def _answers(host, seen, wanted):
             _finding(
                 "lost",
                 f"the GPU {address} does not answer: {lost[address]}",
-                "It has fallen off the bus (Xid 79 in the kernel's log): reboot the host, or power-cycle it. If it comes"
-                " back lost, it is a matter of hardware.",
+                "It has fallen off the bus (Xid 79 in the kernel's log): reboot the host, or power-cycle it. Lost again, it"
+                " is a matter of hardware.",
             )
         )
     answering = [gpu for gpu in gpus if not gpu["lost"]]
@@ -220,7 +217,7 @@ def _answers(host, seen, wanted):
             _finding(
                 "persistence",
                 "persistence mode is off on a GPU",
-                f"Start {PERSISTENCED} and look at its journal; each first use of a GPU loads the driver anew without it.",
+                f"Start {PERSISTENCED} and look at its journal.",
             )
         )
     return findings
@@ -233,8 +230,8 @@ def _silent(code, text, seen, wanted):
     if code == _NVML_MISMATCH or "version mismatch" in text:
         return _finding(
             "mismatch",
-            f"the library is {library or 'another version'}, the loaded kernel module {seen['loaded'] or 'unknown'} (exit"
-            f" code {code}: {said})",
+            f"the library is {library or 'another version'}, the loaded kernel module {seen['loaded'] or 'unknown'}"
+            f" (exit code {code}: {said})",
             "The packages changed and the module did not: stop what uses the GPUs and reboot.",
         )
     if code in _HUNG:
@@ -252,14 +249,16 @@ def _silent(code, text, seen, wanted):
     elif seen["built"] is None and seen["headers"] is not None:
         reason = (
             f"there is no module for the running kernel {seen['kernel']}, nor its headers (there are headers for"
-            f" {', '.join(seen['headers']) or 'no kernel'}): the kernel was updated without them. Install them and run the"
-            " role's entry point main, or start the earlier kernel"
+            f" {', '.join(seen['headers']) or 'no kernel'}): the kernel was updated without them. Install them and run"
+            " the role's entry point main, or start the earlier kernel"
         )
     elif seen["built"] is None:
         reason = f"there is no module for the running kernel {seen['kernel']}: look at dkms status"
     elif seen["secure_boot"] and not wanted.modules_signed:
         reason = "Secure Boot is on and the module has no signature it accepts: see nvidia_driver_modules_signed"
-    return _finding("silent", f"nvidia-smi cannot talk to the driver (exit code {code}: {said})", f"{reason}.".capitalize())
+    return _finding(
+        "silent", f"nvidia-smi cannot talk to the driver (exit code {code}: {said})", f"{reason}.".capitalize()
+    )
 
 
 def _on_bus(host):
@@ -292,16 +291,17 @@ def _fabric_manager(host, seen, wanted):
             _finding(
                 "fabric_manager",
                 f"{FABRIC_MANAGER} is {', '.join(versions) or 'absent'}, the driver of the plan {wanted.version}",
-                "They must be of exactly one version; otherwise CUDA ends with error 802 (system not yet initialized). Run"
-                " the role's entry point main.",
+                "They must be of exactly one version, or CUDA ends with error 802 (system not yet initialized). Run the"
+                " role's entry point main.",
             )
         ]
     if not runs or not starts:
         return [
             _finding(
                 "fabric_manager",
-                f"{FABRIC_MANAGER} is {state.get('ActiveState', 'unknown')} and {state.get('UnitFileState', 'unknown')}",
-                f"Without it CUDA ends with error 802 (system not yet initialized). Look at journalctl -u {FABRIC_MANAGER}.",
+                f"{FABRIC_MANAGER} is {state.get('ActiveState') or 'unknown'}, {state.get('UnitFileState') or 'unknown'}",
+                "Without it CUDA ends with error 802 (system not yet initialized). Look at"
+                f" journalctl -u {FABRIC_MANAGER}.",
             )
         ]
     return []
