@@ -202,7 +202,7 @@ def test_what_forbids_it_is_said_before_anything_changes(story: Any) -> None:
     )
     assert [result.rc for result in results] == [2, 2], texts(results)
     assert results[0].changed == 0 and "nothing was changed" in results[0].plain
-    assert "Secure boot is on" in results[0].plain and "mokutil --import" in results[0].plain
+    assert "Secure Boot is on" in results[0].plain and "mokutil --import" in results[0].plain
     assert f"no repository has linux-headers-{KERNEL}" in results[0].plain and "6.1.0-9-generic" in results[0].plain
     assert "cannot read file:///nowhere/ubuntu2404" in results[1].plain
 

@@ -31,6 +31,7 @@ _NAME = re.compile(r"nvidia|\Acuda-drivers")
 _VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d{2,3}(?:\.\d{2})?)(?=-|\Z)")
 # These may stay at another number beside a driver.
 _LOOSE = re.compile(r"settings|xconfig|modprobe|-egl-|pinning")
+_STATE = ("ActiveState", "UnitFileState")
 _NVML_MISMATCH = 18
 _NO_DEVICES = 6
 _HUNG = (124, 137)
@@ -189,8 +190,8 @@ def _answers(host, seen, wanted):
             _finding(
                 "lost",
                 f"the GPU {address} does not answer: {lost[address]}",
-                "It has fallen off the bus (Xid 79 in the kernel's log): reboot the host, or power-cycle it. Lost again, it"
-                " is a matter of hardware.",
+                "It has fallen off the bus (Xid 79 in the kernel's log): reboot the host, or power-cycle it. Lost"
+                " again, it is a matter of hardware.",
             )
         )
     answering = [gpu for gpu in gpus if not gpu["lost"]]
@@ -256,9 +257,8 @@ def _silent(code, text, seen, wanted):
         reason = f"there is no module for the running kernel {seen['kernel']}: look at dkms status"
     elif seen["secure_boot"] and not wanted.modules_signed:
         reason = "Secure Boot is on and the module has no signature it accepts: see nvidia_driver_modules_signed"
-    return _finding(
-        "silent", f"nvidia-smi cannot talk to the driver (exit code {code}: {said})", f"{reason}.".capitalize()
-    )
+    what = f"nvidia-smi cannot talk to the driver (exit code {code}: {said})"
+    return _finding("silent", what, f"{reason[0].upper()}{reason[1:]}.")
 
 
 def _on_bus(host):
@@ -272,7 +272,7 @@ def _on_bus(host):
 
 def _fabric_manager(host, seen, wanted):
     names = [name for name in seen["installed"] if re.search(r"nvidia-fabric-?manager", name) and "-dev" not in name]
-    answer = host.run(["systemctl", "show", FABRIC_MANAGER, "--property=ActiveState,UnitFileState"])
+    answer = host.run(["systemctl", "show", FABRIC_MANAGER, "--property=" + ",".join(_STATE)])
     state = dict(line.split("=", 1) for line in (answer[1] if answer else "").splitlines() if "=" in line)
     runs, starts = state.get("ActiveState") == "active", state.get("UnitFileState") == "enabled"
     if not wanted.nvswitch:
@@ -299,7 +299,7 @@ def _fabric_manager(host, seen, wanted):
         return [
             _finding(
                 "fabric_manager",
-                f"{FABRIC_MANAGER} is {state.get('ActiveState') or 'unknown'}, {state.get('UnitFileState') or 'unknown'}",
+                f"{FABRIC_MANAGER} is {' and '.join(state.get(name) or 'unknown' for name in _STATE)}",
                 "Without it CUDA ends with error 802 (system not yet initialized). Look at"
                 f" journalctl -u {FABRIC_MANAGER}.",
             )
