@@ -234,7 +234,7 @@ def write_rpms(packages: Sequence[Package], distro: str, machine: str, folder: P
         version, _, own = package.version.partition("-")
         after, gone = _scripts(package, "extra")
         spec.append(f"%package -n {package.name}\nSummary: STAND-IN of {package.name}\nVersion: {version}\n"
-                    f"Release: {own or release}\n{'Epoch: ' + package.epoch if package.epoch else ''}\n")  # fmt: skip
+                    f"Release: {own or release}\nAutoReqProv: no\n{'Epoch: ' + package.epoch if package.epoch else ''}\n")  # fmt: skip
         for title, values in (
             ("Requires", package.depends),
             ("Provides", package.provides),

@@ -132,7 +132,7 @@ def story(tmp_path: Path, repositories: Path) -> Any:
         lines.append(f"({after}) > {tmp_path}/after 2>&1; true")
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
         environment["ANSIBLE_PYTHON_INTERPRETER"] = "/usr/bin/python3"  # the one that has apt
-        environment["ANSIBLE_ROLES_PATH"] = str(ROOT / "roles")
+        environment |= {"ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_PIPELINING": "1"}
         subprocess.run(
             ["unshare", "--mount", "--propagation", "private", "bash", "-c", "\n".join(lines)],
             cwd=ROOT,
