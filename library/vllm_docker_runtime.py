@@ -60,6 +60,8 @@ backup_file:
   type: str
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_ansible import docker_settings
 from ansible.module_utils.vllm_ansible.host import Host
@@ -90,7 +92,7 @@ def main():
                 path, error
             )
         )
-    result = {"changed": after != before, "right": after == before}
+    result: Dict[str, Any] = {"changed": after != before, "right": after == before}
     if module._diff:
         result["diff"] = {"before_header": path, "after_header": path, "before": before, "after": after}
     if result["changed"] and not module.check_mode:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-if __package__ is None:
+if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lab.vendor.kernel_packages import DEB_ARCHITECTURE, BuildError, deb, index, rpm
@@ -65,7 +65,14 @@ fi
 """
 CTK = """\
 #!/bin/sh
-# STAND-IN of nvidia-ctk: CDI only. The document is invented; the genuine one lists devices, mounts and hooks.
+# STAND-IN of nvidia-ctk: CDI, and containerd with an import. The CDI document is invented; the genuine one lists
+# devices, mounts and hooks.
+if [ "$1 $2 $3" = "runtime configure --runtime=containerd" ]; then
+    mkdir -p /etc/containerd/conf.d && cd /etc/containerd || exit 1
+    echo 'BinaryName = "/usr/bin/nvidia-container-runtime"' > conf.d/99-nvidia.toml
+    grep -qs '^imports' config.toml || echo 'imports = ["/etc/containerd/conf.d/*.toml"]' >> config.toml
+    exit
+fi
 [ "$1 $2" = "cdi generate" ] || exit 1
 printf '%s\\n' '---' 'cdiVersion: 0.5.0' 'kind: nvidia.com/gpu' 'devices:'
 nvidia-smi --query-gpu=index --format=csv,noheader | while read -r number; do
@@ -234,7 +241,8 @@ def write_rpms(packages: Sequence[Package], distro: str, machine: str, folder: P
         version, _, own = package.version.partition("-")
         after, gone = _scripts(package, "extra")
         spec.append(f"%package -n {package.name}\nSummary: STAND-IN of {package.name}\nVersion: {version}\n"
-                    f"Release: {own or release}\nAutoReqProv: no\n{'Epoch: ' + package.epoch if package.epoch else ''}\n")  # fmt: skip
+                    f"Release: {own or release}\nAutoReqProv: no\n")  # fmt: skip
+        spec.append(f"Epoch: {package.epoch}\n" if package.epoch else "")
         for title, values in (
             ("Requires", package.depends),
             ("Provides", package.provides),

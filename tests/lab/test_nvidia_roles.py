@@ -213,13 +213,15 @@ def test_cuda_and_containers(story: Any, tmp_path: Path) -> None:
         "nvidia_cuda_plan": {**wanted, "openmpi": True},
         "nvidia_cuda_container_repository_url": "",
         "nvidia_cuda_gpg_check": False,
+        "nvidia_cuda_container_engines": ["docker", "podman", "containerd"],
     }
     before = """
         echo "deb [trusted=yes] file:$(ls -d /srv/nvidia/repos/*/*)/ /" > /etc/apt/sources.list.d/nvidia.list
         apt-get -qq update -o Dir::Etc::SourceList=/etc/apt/sources.list.d/nvidia.list -o Dir::Etc::SourceParts=- \\
             -o APT::Get::List-Cleanup=0
         apt-get -qq install linux-headers-$(uname -r) nvidia-open-580 datacenter-gpu-manager && modprobe nvidia
-        mkdir -p /etc/docker && touch /usr/bin/dockerd /usr/bin/podman
+        mkdir -p /etc/docker /etc/containerd && touch /usr/bin/dockerd /usr/bin/podman /usr/bin/containerd
+        echo '# ours' > /etc/containerd/config.toml
         echo '{"registry-mirrors": ["https://mirror.example.com"], "log-opts": {"max-size": "10m"},
               "runtimes": {"kata": {"path": "/opt/kata"}}}' > /etc/docker/daemon.json
     """
@@ -229,7 +231,7 @@ def test_cuda_and_containers(story: Any, tmp_path: Path) -> None:
         Step("nvidia_cuda", "main", variables=variables),
         Step("nvidia_cuda", "main", variables=variables),
         Step("nvidia_cuda", "verify", variables=variables),
-        after="""cat /etc/docker/daemon.json /etc/cdi/nvidia.yaml
+        after="""cat /etc/docker/daemon.json /etc/cdi/nvidia.yaml; cd /etc/containerd; head config.toml* conf.d/*
             dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n' '*nccl*' 'data*' openmpi-bin""",
     )
     assert [result.rc for result in results] == [2, 0, 0, 0], texts(results)
@@ -239,5 +241,6 @@ def test_cuda_and_containers(story: Any, tmp_path: Path) -> None:
     settings, _ = json.JSONDecoder().raw_decode(left)
     assert list(settings) == ["registry-mirrors", "log-opts", "runtimes"]
     assert list(settings["runtimes"]) == ["kata", "nvidia"]
+    assert "config.toml.before-vllm <==\n# ours\n\n" in left and "nvidia-container-runtime" in left
     assert 'name: "7"' in left and "libnccl2 2.27.3-1+cuda12.9" in left and "openmpi-bin" in left
     assert "datacenter-gpu-manager-4-core" in left and "installed datacenter-gpu-manager 1:3" not in left

@@ -59,7 +59,9 @@ def main(words):
     if verb == "is-active":
         print("active" if all(running.values()) else "inactive") if "--quiet" not in words else None
         return 0 if all(running.values()) else 3
-    if verb in ("start", "restart", "reload-or-restart"):
+    if verb.startswith("try-"):
+        return 0
+    if verb in ("start", "restart"):
         return max(start(name) for name in names)
     if verb == "stop":
         for name in names:

@@ -108,7 +108,7 @@ def is_right(seen, wanted):
 
 def before(host, seen, wanted):
     """Return (findings that forbid an installation, the package of headers to install with it or None)."""
-    findings = []
+    findings: List[Dict[str, str]] = []
     if is_right(seen, wanted):
         return findings, None
     if seen["secure_boot"] and not wanted.modules_signed:

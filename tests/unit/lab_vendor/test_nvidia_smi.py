@@ -35,7 +35,7 @@ def smi(tmp_path, project_root):
 @pytest.mark.parametrize(
     ("version", "words", "cuda", "columns"),
     [
-        ("535.129.03", "Driver Version: 535.129.03", "12.2", 87),
+        ("535.129.03", "Driver Version: 535.129.03", "12.2", 89),
         ("550.135", "Driver Version: 550.135", "12.4", 91),
         ("610.43.02", "KMD Version: 610.43.02", "13.3", 91),
     ],
