@@ -173,6 +173,7 @@ def deb(name: str, version: str, architecture: str, folder: Path, files: dict[st
                 target.symlink_to(text[3:])
             else:
                 target.write_text(text)
+                target.chmod(0o755 if text.startswith("#!") else 0o644)
         (tree / "DEBIAN").mkdir()
         for script in ("postinst", "postrm"):
             if script in more:

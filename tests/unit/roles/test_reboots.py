@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-ROLES = ("ascend_driver",)
+ROLES = ("ascend_driver", "nvidia_driver")
 FILES = ("reboot.yml", "reboot_note.yml")
 VARIABLES = ("reboot", "reboot_timeout", "before_reboot", "after_reboot")
 
