@@ -11,7 +11,7 @@ description:
   - Sets sysctls, transparent huge pages, the frequency governor, huge pages by size and node, the policy of irqbalance
     and a power limit of NVIDIA GPUs, and keeps them over a reboot.
   - Where tuned runs they are a profile of tuned below C(/etc/tuned), and the profile that was active is noted.
-    Elsewhere they are C(/etc/sysctl.d/99-vllm-tuned-profile.conf) and C(vllm-tuned-profile.service). Never both; a
+    Elsewhere they are C(/etc/sysctl.d/99-vllm-tuned-profile.conf) and C(tuned-profile.service). Never both; a
     change of the way removes the other one first.
   - What every setting was before is noted in C(/var/lib/vllm/tuning.json) and comes back with O(state=absent), or when
     the profile no longer has the setting. What somebody else changed meanwhile stays.

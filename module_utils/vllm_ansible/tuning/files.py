@@ -6,7 +6,7 @@ from typing import Dict
 MARK = "# Ansible managed: vllm_tuning\n"
 SYSCTL_FILE = "/etc/sysctl.d/99-vllm-tuned-profile.conf"
 VALUES_FILE = "/etc/vllm/tuned-profile.conf"
-UNIT = "vllm-tuned-profile.service"
+UNIT = "tuned-profile.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_LINK = "/etc/systemd/system/sysinit.target.wants/" + UNIT
 

@@ -15,7 +15,7 @@ BANNED_DROPIN = "/etc/systemd/system/irqbalance.service.d/50-vllm.conf"
 # A file read after the distribution's own: the last setting of a variable wins (systemd.exec(5)).
 BANNED_DROPIN_TEXT = MARK + "[Service]\nEnvironmentFile={0}\n".format(BANNED_FILE)
 
-POWER_UNIT = "vllm-power-limit.service"
+POWER_UNIT = "gpu-power-limit.service"
 POWER_FILE = "/etc/systemd/system/" + POWER_UNIT
 POWER_LINK = "/etc/systemd/system/multi-user.target.wants/" + POWER_UNIT
 POWER_QUERY = [

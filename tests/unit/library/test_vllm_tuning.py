@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import vllm_tuning
 from ansible.module_utils.vllm_ansible.host import Host
-from ansible.module_utils.vllm_ansible.tuning import services, settings
+from ansible.module_utils.vllm_ansible.tuning import files, services, settings
 
 PLAN = {
     "profile": "vllm-ascend",
@@ -108,7 +108,7 @@ class Machine(Host):
             enabled = "enabled" if unit["enabled"] else "disabled"
             pid = unit.get("pid", 0)
             return 0, f"LoadState=loaded\nActiveState={active}\nUnitFileState={enabled}\nMainPID={pid}\n", ""
-        if words[0] in ("enable", "disable") and words[1].startswith("vllm-"):
+        if words[0] in ("enable", "disable") and words[1] in (files.UNIT, services.POWER_UNIT):
             target = "sysinit" if "tuned-profile" in words[1] else "multi-user"
             link = Path(f"{self.root}/etc/systemd/system/{target}.target.wants/{words[1]}")
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def test_without_tuned_and_back(machine, tune):
     kept = machine.read("/etc/vllm/tuned-profile.conf")
     assert "w /sys/devices/system/cpu/cpufreq/policy*/scaling_governor - - - - performance\n" in kept
     assert f"w {POOL} - - - - 512\n" in kept
-    assert "systemctl enable vllm-tuned-profile.service" in machine.commands
+    assert "systemctl enable tuned-profile.service" in machine.commands
     assert not machine.exists("/etc/tuned")
     assert "governor: seen powersave in 3 places" in " ".join(result["differences"])
     tune(state="absent")
@@ -246,7 +246,7 @@ def test_the_two_ways_are_never_both(machine, tune):
     tune()
     start_tuned(machine)
     tune()
-    assert not machine.exists("/etc/sysctl.d") and not machine.exists("/etc/systemd/system/vllm-tuned-profile.service")
+    assert not machine.exists("/etc/sysctl.d") and not machine.exists("/etc/systemd/system/tuned-profile.service")
     assert live(machine) == ["0", "madvise", "512", "performance"]
     assert machine.saved[SWAPPINESS] == "60", "tuned would go back to our value"
     tune(method="systemd")
