@@ -68,7 +68,7 @@ class Host:
         inventory.write_text(self.lab("inventory"))
         result = subprocess.run(
             ["ansible-playbook", "-i", inventory, self.folder / "play.yml", "-e", f"entry={entry}", *options],
-            cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120,
+            cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         changed = re.search(r"changed=(\d+)", result.stdout)
         assert changed, result.stdout + result.stderr
@@ -86,7 +86,7 @@ class Host:
         self.run(f"systemd-run --quiet --collect --wait --unit=vllm-chat -- echo '{text}'")
 
     def wait_for(self, command: str) -> None:
-        self.run(f"timeout 15 sh -c 'until {command}; do sleep 0.1; done'")
+        self.run(f"timeout 60 sh -c 'until {command}; do sleep 0.1; done'")
 
     def metric(self, words: str) -> str:
         return self.run(f"grep -F '{words}' {STATE}/accelerator_watch.prom | grep -o '[0-9]*$' || echo 0")
