@@ -118,7 +118,7 @@ ENGINE_LINES = [
     (HCCL, "hccl_error", "", "unknown"),
 ]  # fmt: skip
 ENGINE = {"_TRANSPORT": "stdout", "_SYSTEMD_UNIT": "vllm-chat.service"}
-KERNEL = {"_TRANSPORT": "kernel"}
+KERNEL = {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "SYSLOG_IDENTIFIER": "kernel"}
 
 # Lines that only look like errors: (message, fields of the entry).
 HARMLESS = [
@@ -126,6 +126,10 @@ HARMLESS = [
     (OFF, {"_TRANSPORT": "journal", "_SYSTEMD_UNIT": "vllm-chat.service"}),
     (OFF, ENGINE),
     (OFF, {"_TRANSPORT": "stdout", "_SYSTEMD_UNIT": "accelerator-watch.service"}),
+    # As journald 252 recorded them, written to /dev/kmsg as "test[1]: …", "kernel: …" and without a name.
+    (OFF, {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1", "SYSLOG_IDENTIFIER": "test", "SYSLOG_PID": "1"}),
+    (OFF, {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1", "SYSLOG_IDENTIFIER": "kernel"}),
+    (OFF.replace("NVRM: ", ""), {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1", "SYSLOG_IDENTIFIER": "NVRM"}),
     (f"audit: type=1400 msg={OFF}", KERNEL),
     (f"bash[77]: {OFF}", KERNEL),
     (f"INFO 12-04 14:46:08 [logger.py:39] Received request cmpl-1: prompt: '{TIMEOUT}'", ENGINE),
@@ -247,6 +251,11 @@ def test_a_message_that_is_not_text(journal):
     for line in [*journal.lines, b"", b"{", b"[]", b'{"__CURSOR":"x"}', b'NVRM: Xid ({"MESSAGE":null}']:
         subject.take(line)
     assert subject.state.counters == {"nvidia_xid|79|0000:04:00": 1}
+
+
+def test_a_module_with_a_facility_of_its_own(journal):
+    """The log header of the Ascend driver hands a facility to printk."""
+    assert look(journal, HEARTBEAT, {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1"})["device"] == "3"
 
 
 def test_actions_and_rules_of_the_site(tmp_path):
