@@ -176,6 +176,11 @@ class Host:
             os.unlink(staging)
             raise
 
+    def set_value(self, path, text):
+        """Write a file of /proc or /sys in place; OSError when the kernel refuses the value."""
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+
     def remove(self, path):
         """Remove a file and then its directory if that is empty."""
         os.unlink(path)
