@@ -243,7 +243,11 @@ class TestMeasures:
         results = self.measured(good, ("npu06", 2), **values)
         bounds = {"latency_us": 5.0, "bandwidth_gbps": 90.0}
         (found,) = diagnosis.diagnose(results, bounds)
-        assert found["code"] == code and found["ends"] == [["npu06", "2"]] and words in found["what"]
+        assert (
+            found["code"] == code
+            and found["ends"] == [["npu06", "2"]]
+            and words.format("npu06 NPU 2 (10.0.6.13, switch port 200GE1/6/3)") in found["what"]
+        )
         assert (
             diagnosis.diagnose(self.measured(copy.deepcopy(GOOD), ("", 0)), {"latency_us": 5.0, "bandwidth_gbps": 90.0})
             == []

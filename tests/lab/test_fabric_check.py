@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fabric check played for eight stand-in hosts with eight NPUs each, and the role that sets their addresses."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fabric import Fleet
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.lab
+CHECK = f"""
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/fabric_check.yml
+    - ansible.builtin.copy:
+        content: "{{{{ fabric_check_report | to_json }}}}"
+        dest: "{{{{ report }}}}"
+      run_once: true
+"""
+ROLE = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: roce_fabric, tasks_from: "{{ entry }}"}
+"""
+
+
+def inventory(fleet: Fleet, path: Path, **common: Any) -> Path:
+    """Write the hosts with their slices; all of them are this machine."""
+    hosts = {
+        name: {
+            "fabric_check_slice": fleet.plan(name),
+            "roce_fabric_plan": fleet.plan(name),
+            "roce_fabric_install_path": fleet.install_path(name),
+        }
+        for name in fleet.hosts
+    }
+    shared = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **common}
+    path.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
+    return path
+
+
+def play(text: str, hosts: Path, folder: Path, *prefix: str, **variables: Any) -> tuple[int, str]:
+    (folder / "play.yml").write_text(text)
+    command = [
+        *prefix,
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        "-i",
+        str(hosts),
+        str(folder / "play.yml"),
+    ]
+    for name, value in variables.items():
+        command += ["--check"] if name == "check" else ["-e", json.dumps({name: value})]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_one_wrong_link_among_eight_hosts_is_named(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet", 8, 8)
+    # Ports of the same number only: 448 pings instead of 3,584. All pairs are in tests/unit and tools/bench_fabric.py.
+    hosts = inventory(fleet, tmp_path / "hosts.json", roce_fabric_pairs="same")
+    fleet.machine("npu05", hccn_tls="2")
+    fleet.faults("cut npu03:5")
+    path = fleet.root / "npu03/run/ascend-stand-in/hccn-5"
+    path.write_text(path.read_text().replace("netdetect=10.0.0.1\n", ""))  # net health does not tell either
+    code, text = play(CHECK, hosts, tmp_path, report=str(tmp_path / "report.json"))
+    assert code == 0, text
+    report = json.loads((tmp_path / "report.json").read_text())
+    errors = [entry for entry in report["findings"] if entry["level"] == "error"]
+    assert [(entry["code"], entry["ends"], entry["pairs"]) for entry in errors] == [
+        ("tls", [["npu05", "2"]], 0), ("port", [["npu03", "5"]], 7)
+    ]  # fmt: skip
+    assert not report["passed"]
+    assert (
+        "npu03 NPU 5 (10.0.3.16, switch port 200GE1/0/6) does not reach the ports of other hosts" in report["summary"]
+    )
+    assert len(report["document"]["pairs"]) == 448 and len(report["summary"].splitlines()) == 3
+    assert "Fabric: 8 hosts, 64 ports, 448 pings of pairs" in text
+
+
+OVERLAID = ("/etc", "/usr/local", "/var", "/run")
+
+
+def test_addresses_are_set_verified_and_kept(tmp_path: Path) -> None:
+    """On this machine's own /etc/hccn.conf, in a mount namespace where that is another file."""
+    fleet = Fleet(tmp_path / "fleet", 1, 2, settle=False)
+    fleet.install(tmp_path / "hccn_tool", "")
+    hosts = inventory(fleet, tmp_path / "hosts.json", roce_fabric_install_path="/usr/local/Ascend")
+    data = json.loads(hosts.read_text())
+    del data["all"]["hosts"]["npu01"]["roce_fabric_install_path"]
+    hosts.write_text(json.dumps(data))
+    (tmp_path / "play.yml").write_text(ROLE)
+    (tmp_path / "before.yml").write_text("- ansible.builtin.debug: {msg: engines are stopped}\n")
+    (tmp_path / "over").mkdir()
+    lines = ["set -e", f"mount -t tmpfs tmpfs {tmp_path}/over"]
+    for number, folder in enumerate(OVERLAID):
+        upper, work = f"{tmp_path}/over/{number}u", f"{tmp_path}/over/{number}w"
+        lines.append(f"mkdir {upper} {work}")
+        lines.append(f"mount -t overlay over -o lowerdir={folder},upperdir={upper},workdir={work} {folder}")
+    lines += [
+        "mkdir -p /usr/local/Ascend/driver/tools",
+        f"cp {tmp_path}/hccn_tool /usr/local/Ascend/driver/tools/",
+        "echo Version=25.5.0 > /usr/local/Ascend/driver/version.info",
+        f"cp {fleet.root}/npu01/etc/ascend-stand-in.conf /etc/",
+        "printf '# by hand\\nIPv6address_0=fd00::1\\n' > /etc/hccn.conf",
+        "set +e",
+    ]
+    program = f"{Path(sys.executable).parent}/ansible-playbook -i {hosts} {tmp_path}/play.yml"
+    edit = "sed -i s/address_1=10.0.1.12/address_1=10.0.1.99/ /etc/hccn.conf"
+    before = f"-e roce_fabric_before_change={tmp_path}/before.yml"
+    steps = [
+        ("main", ":", "--check"), ("main", ":", before), ("verify", ":", ""), ("verify", edit, ""), ("main", ":", ""),
+        ("main", ":", before),
+    ]  # fmt: skip
+    for number, (entry, shell, words) in enumerate(steps):
+        lines += [shell, f"{program} -e entry={entry} {words} > {tmp_path}/{number}.out 2>&1"]
+        lines.append(f"echo $? > {tmp_path}/{number}.rc")
+    lines.append(f"cp /etc/hccn.conf {tmp_path}/result")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", "\n".join(lines)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    texts = [re.sub(r"\s+", " ", (tmp_path / f"{number}.out").read_text()) for number in range(len(steps))]
+    codes = [int((tmp_path / f"{number}.rc").read_text()) for number in range(len(steps))]
+    changed = [int(match[1]) if (match := re.search(r"changed=(\d+)", text)) else -1 for text in texts]
+    assert codes == [0, 0, 0, 2, 0, 0], texts
+    assert changed == [1, 1, 0, 0, 1, 0]
+    assert "also has: IPv6address_0=fd00::1" in texts[1]
+    assert "engines are stopped" in texts[1] and "engines are stopped" not in texts[5] + texts[0]
+    assert "not set as the plan says: NPU 1" in texts[3]
+    result = (tmp_path / "result").read_text()
+    assert result.startswith("# by hand\nIPv6address_0=fd00::1\naddress_0=10.0.1.11\n") and "10.0.1.99" not in result
