@@ -7,12 +7,14 @@ import os
 import py_compile
 import shlex
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "lab/vendor/hccn_tool"
+ONE_AT_A_TIME = threading.Lock()
 PROGRAM = compile(STAND_IN.read_text(), str(STAND_IN), "exec")
 
 
@@ -50,7 +52,7 @@ class Fleet:
                     self.tool(name, "-i", str(number), "-cfg", "recovery")
 
     def install(self, tool: Path, machine: Path | str) -> None:
-        """Write a hccn_tool that looks at a machine below a folder; compiled once, because it starts thousands of times."""
+        """Write a hccn_tool that looks at a machine below a folder; compiled once, as it starts thousands of times."""
         program = self.root / "hccn_tool.pyc"
         if not program.exists():
             py_compile.compile(str(STAND_IN), str(program), doraise=True)
@@ -90,7 +92,8 @@ class Fleet:
         """Run hccn_tool on a host, in this process: a new one for each of thousands of questions takes minutes."""
         output = io.StringIO()
         names: dict[str, Any] = {"__name__": "hccn_tool"}
-        with mock.patch.dict(os.environ, STAND_IN_ROOT=str(self.root / name)), contextlib.redirect_stdout(output):
+        environment = mock.patch.dict(os.environ, STAND_IN_ROOT=str(self.root / name))
+        with ONE_AT_A_TIME, environment, contextlib.redirect_stdout(output):
             exec(PROGRAM, names)
             code = names["main"](list(words))
         return Answer(code, output.getvalue())
