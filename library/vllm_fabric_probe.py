@@ -109,8 +109,6 @@ unasked:
 """
 
 import json
-import os
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -139,19 +137,6 @@ ARGUMENTS = {
     "install_path": {"type": "path", "default": "/usr/local/Ascend"},
     "tool": {"type": "path", "default": "/usr/local/libexec/vllm/vllm-roce"},
 }
-
-
-def run_command(argv, environ_update=None):
-    """Run a command as AnsibleModule.run_command does, but from several threads at once."""
-    done = subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(os.environ, **(environ_update or {})),
-        check=False,
-    )
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
 
 
 class Ascend:
@@ -303,7 +288,7 @@ def listening():
     return found
 
 
-def serve(ports, params):
+def serve(host, ports, params):
     """Start the servers of this round, which end by themselves; return when they listen."""
     peer, client = partner(params)
     if peer is None or client:
@@ -315,13 +300,8 @@ def serve(ports, params):
             continue
         for kind in ("lat", "bw"):
             command = ["timeout", str(limit)] + perftest(port, place, kind, params["seconds"])
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            # It outlives this module, and gives back its output at once.
+            host.run(["setsid", "-f", "sh", "-c", 'exec "$@" < /dev/null > /dev/null 2>&1', "sh"] + command)
             wanted.add(FIRST_TCP_PORT + 2 * place + (kind == "bw"))
     end = time.monotonic() + START_SECONDS
     while not wanted <= listening() and time.monotonic() < end:
@@ -363,7 +343,7 @@ def main():
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    host = Host(run_command)
+    host = Host(module.run_command)
     backend = (Ascend if params["backend"] == "ascend" else Nic)(host, params)
     result = {"changed": False, "ports": [], "pings": [], "measures": [], "unasked": 0}
     try:
@@ -377,7 +357,7 @@ def main():
                 usable = [port for port in ports if port["address"]]
                 result["pings"], result["unasked"] = ping_all(usable, params, backend)
             elif params["action"] == "serve":
-                serve(ports, params)
+                serve(host, ports, params)
             else:
                 result["measures"] = measure(host, ports, params)
     except ValueError as error:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how the time of a fabric check grows with hosts: one JSON line per fleet of STAND-IN hosts, all on this machine.
+"""Measures how the time of a fabric check grows: one JSON line per fleet of STAND-IN hosts, all on this machine.
 
 tools/bench_fabric.py [--devices N] [--pairs all|same] [HOSTS...]   default 8 devices, all pairs, 2 4 8 hosts
 
@@ -46,7 +46,12 @@ def measure(hosts: int, devices: int, pairs: str, folder: Path) -> dict[str, Any
     shared = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "roce_fabric_pairs": pairs}
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": listed, "vars": shared}}))
     (folder / "play.yml").write_text(PLAYBOOK)
-    command = [Path(sys.executable).parent / "ansible-playbook", "-i", folder / "hosts.json", folder / "play.yml"]
+    command = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        "-i",
+        f"{folder}/hosts.json",
+        f"{folder}/play.yml",
+    ]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     start = time.monotonic()
     done = subprocess.run(

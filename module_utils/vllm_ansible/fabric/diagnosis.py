@@ -12,8 +12,9 @@ A host without results is None. A finding is {"code", "level": "error" or "warni
 
 import ipaddress
 from collections import Counter
+from typing import Dict, List, Tuple
 
-from ansible.module_utils.vllm_ansible.fabric.blame import blame
+from ansible.module_utils.vllm_ansible.fabric.blame import End, blame
 
 # Lines of single pairs that a person still reads.
 PAIR_LINES = 20
@@ -127,7 +128,7 @@ def _own_causes(fleet):
 
 
 def _duplicates(fleet):
-    owners = {}
+    owners: Dict[str, List[End]] = {}
     for end, port in fleet.ports.items():
         if port["address"]:
             owners.setdefault(port["address"], []).append(end)
@@ -194,7 +195,8 @@ def _pair(host, entry):
 
 def _pings(results):
     """Return (tested, all lost, some lost, {pair: the end whose pings get no answer}, how many were not tried)."""
-    tested, lost, some, answered, unasked = set(), {}, set(), set(), 0
+    lost: Dict[Tuple[End, End], List[End]] = {}
+    tested, some, answered, unasked = set(), set(), set(), 0
     for host, result in results.items():
         unasked += (result or {}).get("unasked", 0)
         for ping in (result or {}).get("pings", ()):
@@ -366,7 +368,7 @@ def table(results, findings, seconds=None):
     lines = ["Fabric: {0} hosts, {1} ports, {2} pings of pairs{3}".format(
         len(hosts), len(fleet.ports), len(pings), "" if seconds is None else ", {0:.0f} s".format(seconds)
     )]  # fmt: skip
-    counts = {}
+    counts: Dict[Tuple[str, str], List[int]] = {}
     for row in pings:
         total = counts.setdefault((row["host"], row["peer"]), [0, 0])
         total[0] += row["received"] == row["sent"]

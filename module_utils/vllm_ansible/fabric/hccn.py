@@ -95,9 +95,8 @@ def render(text, wanted):
     left = dict(wanted)
     lines = []
     for line in (text or "").splitlines():
-        match = _LINE.match(line)
-        key = (match.group(1), int(match.group(2))) if match else None
-        if key in left:
+        key = _key(line)
+        if key is not None and key in left:
             lines.append("{0}_{1}={2}".format(key[0], key[1], left.pop(key)))
         elif key not in wanted:
             lines.append(line)

@@ -67,8 +67,8 @@ def all_reduce_gbytes(text):
     text = text or ""
     average = re.search(r"# Avg bus bandwidth\s*:\s*([0-9.]+)", text)
     if average:
-        wrong = re.search(r"# Out of bounds values\s*:\s*(\d+)", text)
-        return {"gbytes_per_second": float(average.group(1)), "wrong": bool(wrong and int(wrong.group(1)))}
+        outside = re.search(r"# Out of bounds values\s*:\s*(\d+)", text)
+        return {"gbytes_per_second": float(average.group(1)), "wrong": bool(outside and int(outside.group(1)))}
     columns, best, wrong = [], None, False
     for line in text.splitlines():
         fields = [field.strip().rstrip(":") for field in line.split("|")]

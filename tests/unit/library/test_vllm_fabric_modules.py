@@ -116,8 +116,8 @@ class Nics:
     def ports(self, name: str) -> list[dict[str, Any]]:
         return [
             {"id": f"mlx5_{n}", "label": f"mlx5_{n} (ens{n})", "rdma_port": 1, "gid_index": 3, "error": None,
-             "planned": None, "address": f"10.{n}.0.{name[-1]}", "netmask": "255.255.0.0", "gateway": None, "link": "UP",
-             "health": None, "tls": None, "mtu": 9000, "switch_port": None}
+             "planned": None, "address": f"10.{n}.0.{name[-1]}", "netmask": "255.255.0.0", "gateway": None,
+             "link": "UP", "health": None, "tls": None, "mtu": 9000, "switch_port": None}
             for n in range(2)
         ]  # fmt: skip
 
@@ -161,13 +161,14 @@ def test_nics_are_pinged_from_their_own_address(nics: Any) -> None:
 
 def test_one_host_serves_and_the_other_measures(nics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, probe = nics
-    started: list[list[str]] = []
-    monkeypatch.setattr(vllm_fabric_probe.subprocess, "Popen", lambda command, **_options: started.append(command))
+    fleet.answers["setsid"] = (0, "", "")
     monkeypatch.setattr(vllm_fabric_probe, "listening", lambda: {18515, 18516, 18517, 18518})
     probe("gpu1", "serve")
-    assert started == [] and probe("gpu2", "measure")["measures"] == []
+    assert fleet.commands == [["/usr/local/libexec/vllm/vllm-roce", "state"]]
+    assert probe("gpu2", "measure")["measures"] == []
     probe("gpu2", "serve", seconds=2)
-    assert [" ".join(command) for command in started] == [
+    started = [command for command in fleet.commands if command[0] == "setsid"]
+    assert [" ".join(command[6:]) for command in started] == [
         "timeout 68 ib_write_lat -d mlx5_0 -i 1 -x 3 -p 18515 -F -n 1000",
         "timeout 68 ib_write_bw -d mlx5_0 -i 1 -x 3 -p 18516 -F --report_gbits -D 2",
         "timeout 68 ib_write_lat -d mlx5_1 -i 1 -x 3 -p 18517 -F -n 1000",
@@ -176,8 +177,8 @@ def test_one_host_serves_and_the_other_measures(nics: Any, monkeypatch: pytest.M
     measures = probe("gpu1", "measure", seconds=2)["measures"]
     assert measures[1] == {"port": "mlx5_1", "peer": "gpu2", "peer_port": "mlx5_1", "latency_us": 1.86,
                            "bandwidth_gbps": 96.42, "error": None}  # fmt: skip
-    client = ["ib_write_bw", "-d", "mlx5_1", "-i", "1", "-x", "3", "-p", "18518", "-F", "--report_gbits", "-D", "2", "10.1.0.2"]
-    assert client in fleet.commands
+    client = "ib_write_bw -d mlx5_1 -i 1 -x 3 -p 18518 -F --report_gbits -D 2 10.1.0.2"
+    assert client in [" ".join(command) for command in fleet.commands]
     assert probe("gpu1", "measure", round=1)["measures"] == []
 
 
