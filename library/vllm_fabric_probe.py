@@ -247,8 +247,11 @@ def ping_all(ports, params, backend):
             if time.monotonic() > end:
                 left += 1
                 continue
-            answer = outputs.parse_ping(backend.ping(port, address))
-            answer = answer or {"sent": 3, "received": 0, "milliseconds": []}
+            text = backend.ping(port, address)
+            answer = outputs.parse_ping(text)
+            if answer is None:
+                said = text.strip().splitlines()[:1] or ["no answer in time"]
+                answer = {"sent": 3, "received": 0, "milliseconds": [], "said": said[0]}
             rows.append(dict(answer, port=str(port["id"]), peer=peer, peer_port=str(peer_port)))
         return rows, left
 

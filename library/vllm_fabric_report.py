@@ -11,10 +11,31 @@ description:
   - Takes what M(vllm_fabric_probe) saw on all hosts and returns the cable, port or host behind what failed, a table for
     a person and one document for a machine. Runs on the controller and asks no host.
 options:
-  results:
-    description: What each host's probes returned, by host; null for a host that gave nothing.
-    type: dict
+  hosts:
+    description: The hosts.
+    type: list
+    elements: str
     required: true
+  ports:
+    description: The ports of each host, in the order of O(hosts); null for a host that gave nothing.
+    type: list
+    elements: raw
+    required: true
+  pings:
+    description: The pings of each host.
+    type: list
+    elements: raw
+    default: []
+  unasked:
+    description: How many pings of each host were left out.
+    type: list
+    elements: int
+    default: []
+  measures:
+    description: The measurements of each host.
+    type: list
+    elements: raw
+    default: []
   latency_us:
     description: Most microseconds that C(ib_write_lat) may take; 0 for no bound.
     type: float
@@ -45,7 +66,8 @@ attributes:
 EXAMPLES = r"""
 - name: Say what it means
   vllm_fabric_report:
-    results: {npu01: {ports: [], pings: [], measures: [], unasked: 0}}
+    hosts: [npu01, npu02]
+    ports: "{{ ['npu01', 'npu02'] | map('extract', hostvars) | map(attribute='seen.ports', default=none) | list }}"
   delegate_to: localhost
 """
 
@@ -77,7 +99,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_ansible.fabric import diagnosis, outputs
 
 ARGUMENTS = {
-    "results": {"type": "dict", "required": True},
+    "hosts": {"type": "list", "elements": "str", "required": True},
+    "ports": {"type": "list", "elements": "raw", "required": True},
+    "pings": {"type": "list", "elements": "raw", "default": []},
+    "unasked": {"type": "list", "elements": "int", "default": []},
+    "measures": {"type": "list", "elements": "raw", "default": []},
     "latency_us": {"type": "float", "default": 5.0},
     "bandwidth_gbps": {"type": "float", "default": 0.0},
     "all_reduce_output": {"type": "str"},
@@ -100,11 +126,22 @@ def all_reduce_findings(output, least):
     return [], seen
 
 
+def results_of(params):
+    """Return the results by host, None for a host whose ports are unknown."""
+    results = {}
+    for place, (host, ports) in enumerate(zip(params["hosts"], params["ports"])):
+        rest = {name: params[name][place] if place < len(params[name]) else None for name in ("pings", "measures")}
+        unasked = params["unasked"][place] if place < len(params["unasked"]) else 0
+        found = {"ports": ports, "unasked": unasked, "pings": rest["pings"] or [], "measures": rest["measures"] or []}
+        results[host] = found if ports is not None else None
+    return results
+
+
 def main():
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    results = params["results"]
+    results = results_of(params)
     bounds = {name: params[name] or None for name in ("latency_us", "bandwidth_gbps")}
     findings = diagnosis.diagnose(results, bounds)
     all_reduce = None

@@ -4,9 +4,10 @@
 
 tools/bench_fabric.py [--devices N] [--pairs all|same] [HOSTS...]   default 8 devices, all pairs, 2 4 8 hosts
 
-``seconds`` is what ansible-playbook took, ``pings`` the pairs tried in both directions. All hosts share this machine's
-processors, and the stand-in answers at once where a port waits for the network: the figures tell what the check itself
-costs, not how long a fleet takes.
+``seconds`` is what ansible-playbook took, ``pings`` the pairs tried in both directions, ``pings_per_port`` those that
+follow one another: on a fleet the time grows with it, linearly in hosts. Here all hosts share the processors, so it
+grows with ``pings``; the stand-in answers at once where a port waits for the network. The figures tell what the check
+itself costs.
 """
 
 import argparse
@@ -65,6 +66,7 @@ def measure(hosts: int, devices: int, pairs: str, folder: Path) -> dict[str, Any
     pings = len(report["document"]["pairs"])
     return {
         "level": "stand-in", "hosts": hosts, "devices": devices, "pairs": pairs, "pings": pings,
+        "pings_per_port": pings // (hosts * devices),
         "seconds": round(seconds, 1), "milliseconds_per_ping": round(seconds * 1000 / pings, 1),
         "passed": report["passed"],
     }  # fmt: skip

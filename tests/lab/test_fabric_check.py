@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric check played for eight stand-in hosts with eight NPUs each, and the role that sets their addresses."""
+"""The fabric check played for eight stand-in hosts, and the role that sets the addresses of their NPUs."""
 
 import json
 import os
@@ -65,26 +65,26 @@ def play(text: str, hosts: Path, folder: Path, *prefix: str, **variables: Any) -
 
 
 def test_one_wrong_link_among_eight_hosts_is_named(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "fleet", 8, 8)
-    # Ports of the same number only: 448 pings instead of 3,584. All pairs are in tests/unit and tools/bench_fabric.py.
-    hosts = inventory(fleet, tmp_path / "hosts.json", roce_fabric_pairs="same")
-    fleet.machine("npu05", hccn_tls="2")
-    fleet.faults("cut npu03:5")
-    path = fleet.root / "npu03/run/ascend-stand-in/hccn-5"
+    # Two NPUs each: every question is a process. Eight of them are in tests/unit/library/test_vllm_fabric_modules.py.
+    fleet = Fleet(tmp_path / "fleet", 8, 2)
+    hosts = inventory(fleet, tmp_path / "hosts.json")
+    fleet.machine("npu05", hccn_tls="0")
+    fleet.faults("cut npu03:1")
+    path = fleet.root / "npu03/run/ascend-stand-in/hccn-1"
     path.write_text(path.read_text().replace("netdetect=10.0.0.1\n", ""))  # net health does not tell either
     code, text = play(CHECK, hosts, tmp_path, report=str(tmp_path / "report.json"))
     assert code == 0, text
     report = json.loads((tmp_path / "report.json").read_text())
     errors = [entry for entry in report["findings"] if entry["level"] == "error"]
     assert [(entry["code"], entry["ends"], entry["pairs"]) for entry in errors] == [
-        ("tls", [["npu05", "2"]], 0), ("port", [["npu03", "5"]], 7)
+        ("tls", [["npu05", "0"]], 0), ("port", [["npu03", "1"]], 14)
     ]  # fmt: skip
     assert not report["passed"]
     assert (
-        "npu03 NPU 5 (10.0.3.16, switch port 200GE1/0/6) does not reach the ports of other hosts" in report["summary"]
+        "npu03 NPU 1 (10.0.3.12, switch port 200GE1/0/2) does not reach the ports of other hosts" in report["summary"]
     )
-    assert len(report["document"]["pairs"]) == 448 and len(report["summary"].splitlines()) == 3
-    assert "Fabric: 8 hosts, 64 ports, 448 pings of pairs" in text
+    assert len(report["document"]["pairs"]) == 224 and len(report["summary"].splitlines()) == 3
+    assert "Fabric: 8 hosts, 16 ports, 224 pings of pairs" in text
 
 
 OVERLAID = ("/etc", "/usr/local", "/var", "/run")

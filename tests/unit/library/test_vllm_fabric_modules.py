@@ -38,12 +38,11 @@ class Ascend:
         return self._run(vllm_fabric_probe, wanted)
 
     def check(self, **params: Any) -> dict[str, Any]:
-        results = {name: self.probe(name, "state") for name in self.fleet.hosts}
-        ports = {name: result["ports"] for name, result in results.items()}
-        for name, result in results.items():
-            seen = self.probe(name, "ping", fleet=ports, **params)
-            result.update(pings=seen["pings"], unasked=seen["unasked"])
-        return self._run(vllm_fabric_report, {"results": results, "seconds": 1.5})
+        ports = {name: self.probe(name, "state")["ports"] for name in self.fleet.hosts}
+        seen = [self.probe(name, "ping", fleet=ports, **params) for name in self.fleet.hosts]
+        found = {field: [result[field] for result in seen] for field in ("pings", "unasked")}
+        hosts = {"hosts": list(ports), "ports": list(ports.values())}
+        return self._run(vllm_fabric_report, {**hosts, **found, "seconds": 1.5})
 
 
 @pytest.fixture
@@ -61,6 +60,18 @@ def test_a_sound_fleet_passes(ascend: Ascend) -> None:
     assert len(report["document"]["pairs"]) == 4 * 3 * 9 and report["document"]["hosts"]["npu02"][1]["mtu"] == 1500
     assert "npu04    9/9   9/9   9/9     -" in report["table"]
     assert json.dumps(report["document"])
+
+
+@pytest.mark.slow
+def test_one_wrong_link_among_eight_hosts_with_eight_npus(tmp_path: Path, run_module: Run, monkeypatch: Any) -> None:
+    ascend = Ascend(Fleet(tmp_path, 8, 8), run_module, monkeypatch)
+    ascend.fleet.faults("cut npu03:5")
+    path = ascend.fleet.root / "npu03/run/ascend-stand-in/hccn-5"
+    path.write_text(path.read_text().replace("netdetect=10.0.0.1\n", ""))  # net health does not tell
+    report = ascend.check()
+    assert len(report["document"]["pairs"]) == 3584 and errors(report) == [("port", [["npu03", "5"]])]
+    assert "npu03 NPU 5 (10.0.3.16, switch port 200GE1/0/6) does not reach the ports of other" in report["summary"]
+    assert len(report["table"].splitlines()) < 15
 
 
 @pytest.mark.parametrize(
@@ -207,5 +218,11 @@ def test_without_the_role(nics: Any) -> None:
     ],
 )
 def test_all_reduce_has_a_floor(run_module: Run, output: str, least: float, words: str | None) -> None:
-    report = run_module(vllm_fabric_report, {"results": {}, "all_reduce_output": output, "all_reduce_gbytes": least})
+    wanted = {"all_reduce_output": output, "all_reduce_gbytes": least}
+    report = run_module(vllm_fabric_report, {"hosts": [], "ports": [], **wanted})
     assert report["passed"] is (words is None) and (words or "") in report["summary"]
+
+
+def test_a_host_without_results_is_named(run_module: Run) -> None:
+    report = run_module(vllm_fabric_report, {"hosts": ["npu01", "npu02"], "ports": [[], None], "pings": [[], None]})
+    assert report["summary"].startswith("ERROR: npu02 gave no results") and report["document"]["hosts"]["npu02"] is None
