@@ -19,6 +19,7 @@ PLAYBOOK = Path(__file__).with_name("old_python.yml")
 ENVIRONMENT = {**os.environ, "LAB_ID": "82", "ANSIBLE_NOCOLOR": "1"}
 # They run on the build host or on the controller, whose Python is ours to choose.
 NOT_ON_HOSTS = {"vllm_engine_build", "vllm_model_convert", "vllm_model_fetch", "vllm_model_pack", "vllm_plan"}
+NOT_ON_HOSTS |= {"vllm_fabric_report"}
 EXIT_NO_PYTHON = 3
 
 
