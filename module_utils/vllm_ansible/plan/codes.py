@@ -98,6 +98,7 @@ WARNINGS = {
     "W_MEMORY_CHANNELS": "Memory channels of a host are empty.",
     "W_MLA_HEADS": "Latent attention with heads per rank about which the engine's documents contradict each other.",
     "W_NIC_SPEED": "The interface of a host's own address is slower than hosts of this kind need.",
+    "W_NUMA_DISTANCES": "The distances between the NUMA nodes of a host cannot be true.",
     "W_NPU_DEVICES": "A driver is installed and device files of NPUs are missing.",
     "W_NPU_FIRMWARE": "Driver and firmware of an NPU do not match.",
     "W_NPU_NETWORK": "A replica spans hosts whose NPUs have no working RoCE port, as far as the facts say.",
@@ -162,4 +163,5 @@ RULES = {
     "R_TOKENS_DEFAULT": "Tokens per step from the row.",
     "R_TOKENS_PINNED": "Tokens per step as requested.",
     "R_TOKENS_WHOLE_PROMPT": "Tokens per step as large as the longest prompt.",
+    "R_WORKERS_BOUND": "The engine binds each worker to CPUs near its device.",
 }
