@@ -67,8 +67,11 @@ class Port(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """One machine. `cpus` are those online, allowed to the probe and not isolated; sizes in bytes. `nics`: (PCI address,
-    NUMA node) of the interfaces that are up. `cgroup2`: whether a cpuset holds a process that binds itself."""
+    """One machine. `cpus` are those online, allowed to the probe and not isolated; sizes in bytes.
+
+    `nics`: (PCI address, NUMA node) of the interfaces that are up. `cgroup2`: whether a cpuset holds a process that
+    binds itself.
+    """
 
     architecture: str
     os_name: str

@@ -79,7 +79,9 @@ def numa_policy(host: Host, groups: List[Group], bindings: Dict[str, Binding]) -
         "interrupts": [
             {"pci": entry.pci, "cpus": format_cpulist(entry.cpus), "action": entry.action} for entry in interrupts
         ],
-        "packages": ["numactl"] if any(group.member_flags.get(host.name, {}).get("numa-bind") for group in groups) else [],
+        "packages": ["numactl"]
+        if any(group.member_flags.get(host.name, {}).get("numa-bind") for group in groups)
+        else [],
     }
 
 

@@ -162,9 +162,7 @@ def memory_node(nodes: Sequence[Node], cpus: Sequence[int], home: Optional[int] 
     own = next((node for node in nodes if node.number == where), None)
     distance = dict(own.distances) if own is not None and distances_hold(nodes) else {}
     holding = [node.number for node in nodes if node.memory_bytes]
-    return min(
-        holding, key=lambda n: (n != where, distance.get(n, 255), abs(n - (where or 0)), n), default=None
-    )
+    return min(holding, key=lambda n: (n != where, distance.get(n, 255), abs(n - (where or 0)), n), default=None)
 
 
 def _by_core(cpus: Sequence[int], threads: int) -> List[int]:

@@ -206,7 +206,7 @@ class AcceleratorBackend(Backend):
             few = self.kind == "npu" and smallest < CPUS_PER_NPU
             if few:
                 workers = [worker._replace(cpus=binding.cpus) for worker in workers]
-            interrupts = [] if few else answer_interrupts(group, devices, workers)
+            interrupts = [] if few else answer_interrupts(group, devices, workers, binding)
             binding = binding._replace(workers=workers, interrupts=interrupts)
             bindings[group.instance] = binding
             context.findings.decide(
@@ -243,7 +243,7 @@ class AcceleratorBackend(Backend):
             if group.head is host:
                 group.position = position
             decide_member(group, host, context)
-            bind_workers(group, host, bindings[group.instance], context)
+            bindings[group.instance] = bind_workers(group, host, bindings[group.instance], context)
 
 
 def _number(devices: List[checks.Accelerator], index: int) -> int:

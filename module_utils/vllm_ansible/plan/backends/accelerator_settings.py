@@ -130,44 +130,47 @@ def place_workers(
 ) -> List[Worker]:
     """Return each rank's CPUs inside the binding, in the order of `devices`; `every`: all devices of the host.
 
-    An Ascend engine on aarch64 divides them itself, by rules of its own. The 950 has others, which nobody could try.
+    An Ascend engine on aarch64 divides them itself, by rules of its own; of versions nobody read, and of the 950, it is
+    known only that they stay inside. vLLM is told (see bind_workers).
     """
     assert host.hardware is not None and group.row is not None
     nodes = host.hardware.nodes
     numbers = group.devices[host.name]
-    ranks = [sorted(rank) for rank in binding.ranks]
-    divided = group.backend == "ascend" and host.hardware.architecture == "aarch64" and group.family != "950"
-    if divided and group.row.version in BINDS_AS_READ and all(device.number is not None for device in devices):
-        pools = topology.engine_pools(nodes, every, numbers, binding.cpus, group.family in SLICED)
-        ranks = [pools.get(number, []) for number in numbers]
-    homes = topology.homes(nodes, devices)
-    if divided:
-        homes = [None] * len(devices)  # the engine moves a worker's pages to the node of its first CPU
-        near = [rank[:1] for rank in ranks]
-    else:
-        near = ranks
+    ranks, homes = [sorted(rank) for rank in binding.ranks], topology.homes(nodes, devices)
+    near = ranks
+    if group.backend == "ascend":
+        known = group.row.version in BINDS_AS_READ and group.family != "950" and devices[0].number is not None
+        if host.hardware.architecture == "aarch64" and known:
+            pools = topology.engine_pools(nodes, every, numbers, binding.cpus, group.family in SLICED)
+            ranks = [pools.get(number, []) for number in numbers]
+            # it moves a worker's pages to the node of its first CPU
+            near, homes = [rank[:1] for rank in ranks], [None] * len(ranks)
+        else:
+            ranks = [sorted(binding.cpus) for _rank in ranks]
     return [
         Worker(number, rank, topology.memory_node(nodes, cpus, home) if cpus else None)
         for number, rank, cpus, home in zip(numbers, ranks, near, homes)
     ]
 
 
-def answer_interrupts(group: Group, devices: Sequence[Accelerator], workers: Sequence[Worker]) -> List[Interrupts]:
+def answer_interrupts(
+    group: Group, devices: Sequence[Accelerator], workers: Sequence[Worker], binding: Binding
+) -> List[Interrupts]:
     """Return who answers the interrupts of the devices: of an NPU the two CPUs the engine leaves free for them, of a
     GPU the worker's. The engine is no root and cannot do it; chips that share one PCI function share the first's."""
     found: Dict[str, Interrupts] = {}
-    for device, worker in zip(devices, workers):
+    for device, worker, rank in zip(devices, workers, binding.ranks):
         pci = device.raw.get("pci") if isinstance(device.raw, dict) else None
-        if isinstance(pci, str) and pci and worker.cpus and group.family != "950":
+        # a worker that may use all CPUs of the engine leaves none free: those near the device then
+        cpus = worker.cpus if len(worker.cpus) < len(binding.cpus) else sorted(rank)
+        if isinstance(pci, str) and pci and cpus and group.family != "950":
             npu = group.backend == "ascend"
-            found.setdefault(
-                pci, Interrupts(pci, worker.cpus[:2] if npu else worker.cpus, NPU_INTERRUPT if npu else None)
-            )
+            found.setdefault(pci, Interrupts(pci, cpus[:2] if npu else cpus, NPU_INTERRUPT if npu else None))
     return [found[pci] for pci in sorted(found)]
 
 
-def bind_workers(group: Group, host: Host, binding: Binding, context: Context) -> None:
-    """Have vLLM start each GPU's worker on its own CPUs and node.
+def bind_workers(group: Group, host: Host, binding: Binding, context: Context) -> Binding:
+    """Have vLLM start each GPU's worker on its own CPUs and node; return what then holds for the workers.
 
     Left to itself it refuses to start inside a cpuset (vllm/utils/numa_utils.py of 0.32.0), so nodes and CPUs are
     named, one for each visible GPU; it wraps workers that are spawned, not forked. Its core process takes whole nodes:
@@ -176,16 +179,17 @@ def bind_workers(group: Group, host: Host, binding: Binding, context: Context) -
     assert host.hardware is not None and group.row is not None
     flags = engine_flags(context.flags, group.row.engine, group.row.version) or {}
     nodes = [worker.memory_node for worker in binding.workers]
+    if group.backend != "cuda":
+        return binding
     if (
-        group.backend != "cuda"
-        or len(host.hardware.nodes) < 2
+        len(host.hardware.nodes) < 2
         or "numa-bind-cpus" not in flags
         or None in nodes
         or not all(worker.cpus for worker in binding.workers)
         or host.hardware.systemd < ALLOWED_CPUS_SINCE
         or not host.hardware.cgroup2
     ):
-        return
+        return binding._replace(workers=[worker._replace(cpus=binding.cpus) for worker in binding.workers])
     group.member_flags[host.name].update(
         {
             "numa-bind": True,
@@ -199,3 +203,4 @@ def bind_workers(group: Group, host: Host, binding: Binding, context: Context) -
         "vLLM binds each worker itself, to CPUs near its GPU inside the cpuset of the unit",
         host.name, group.name,
     )  # fmt: skip
+    return binding
