@@ -153,7 +153,10 @@ class Guest:
             archive.add("init", stat.S_IFREG | 0o755, INIT.format(modules=names).encode())
             archive.add("etc/hostname", stat.S_IFREG | 0o644, b"guest\n")
             archive.add("root/.ssh", stat.S_IFDIR | 0o700)
-            for target, source in (("root/.ssh/authorized_keys", "key.pub"), ("etc/ssh/ssh_host_ed25519_key", "host_key")):
+            for target, source in (
+                ("root/.ssh/authorized_keys", "key.pub"),
+                ("etc/ssh/ssh_host_ed25519_key", "host_key"),
+            ):
                 archive.add(target, stat.S_IFREG | 0o600, (self.folder / source).read_bytes())
             for unit in MASKED:
                 archive.add(f"etc/systemd/system/{unit}", stat.S_IFLNK | 0o777, b"/dev/null")
