@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An emulated machine with four NUMA nodes: what a systemd-nspawn host on a machine with one node cannot be.
 
-The lab's base tree and Debian's cloud kernel in one initial RAM file system, started by QEMU without KVM: 8 CPUs, two to
-a node, with the distances of a server with two Kunpeng 920. Reached by ssh on a port of the loopback interface.
+The lab's base tree and Debian's cloud kernel in one initial RAM file system, started by QEMU without KVM: 8 CPUs, two
+to a node, with the distances of a server with two Kunpeng 920. Reached by ssh on a port of the loopback interface.
 """
 
 import os
+import re
 import stat
 import subprocess
 import time
@@ -168,8 +169,9 @@ class Guest:
         """Return the folder with Debian's cloud kernel, fetched by apt and unpacked when it is not there."""
         target = self.folder / "kernel"
         if next(target.glob("boot/vmlinuz-*"), None) is None:
+            # the package of that name only depends on the one with the newest kernel
             depends = run("apt-cache", "depends", KERNEL).stdout.split()
-            name = next((word for word in depends if word.startswith("linux-image-")), None)
+            name = next((word for word in depends if re.match(r"linux-image-[0-9]", word)), None)
             if name is None:
                 raise LabError(f"apt knows no {KERNEL}. Run apt-get update.")
             subprocess.run(["apt-get", "-q", "download", name], cwd=self.folder, check=True, capture_output=True)

@@ -6,6 +6,7 @@ One interrupt goes to one CPU: with several the kernel of most machines uses the
 
 import json
 import re
+from typing import Any, Dict
 
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, parse_cpulist, read_cpulist
 
@@ -73,7 +74,7 @@ def read_record(host):
     those that the kernel lets nobody move.
     """
     boot = (host.read("/proc/sys/kernel/random/boot_id") or "").strip()
-    empty = {"boot": boot, "before": {}, "fixed": []}
+    empty: Dict[str, Any] = {"boot": boot, "before": {}, "fixed": []}
     try:
         record = json.loads(host.read(RECORD) or "")
         before = {int(number): format_cpulist(parse_cpulist(cpus)) for number, cpus in record["before"].items()}
