@@ -30,7 +30,7 @@ ExecStart=/usr/bin/python3 /root/numa_engine.py {lists}
 """
 
 
-def plan(facts: dict[str, Any]) -> dict[str, Any]:
+def plan(guest: Guest, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the slice of role numa_policy: four devices, one on each node, of which the engine has the last three, so
     that one that asks for the whole machine would be seen outside; the NIC's interrupts go to the first node."""
     import_module_utils()
@@ -50,7 +50,8 @@ def plan(facts: dict[str, Any]) -> dict[str, Any]:
     ]
     cpus, nodes = [cpu for rank in near[1:] for cpu in rank], [rank["memory_node"] for rank in ranks[1:]]
     instance = {"name": "demo", "cpus": format_cpulist(cpus), "memory_nodes": format_cpulist(nodes), "ranks": ranks[1:]}
-    return {"instances": [instance], "interrupts": [{"pci": facts["nics"][0]["pci"], "cpus": format_cpulist(near[0])}]}
+    pci = guest.ssh("basename $(readlink -f /sys/class/net/eth0/device/..)").stdout.strip()
+    return {"instances": [instance], "interrupts": [{"pci": pci, "cpus": format_cpulist(near[0])}]}
 
 
 def play(guest: Guest, folder: Path, tags: str, **variables: Any) -> subprocess.CompletedProcess[str]:
@@ -113,7 +114,7 @@ def main() -> None:
         booted = time.monotonic()
         facts = play(guest, folder, "facts")
         assert facts.returncode == 0, facts.stdout + facts.stderr
-        slice_ = plan(json.loads((folder / "facts.json").read_text()))
+        slice_ = plan(guest, json.loads((folder / "facts.json").read_text()))
         ranks = slice_["instances"][0]["ranks"]
         nodes = [rank["memory_node"] for rank in ranks]
         install(guest, ["-" for _rank in ranks])

@@ -30,7 +30,7 @@ def planned(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     folder = tmp_path_factory.mktemp("guest")
     played = numa_guest.play(guest, folder, "facts")
     assert played.returncode == 0, played.stdout + played.stderr
-    return numa_guest.plan(json.loads((folder / "facts.json").read_text())), folder
+    return numa_guest.plan(guest, json.loads((folder / "facts.json").read_text())), folder
 
 
 def test_threads_pages_and_interrupts_are_where_the_plan_says(
