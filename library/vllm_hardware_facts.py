@@ -117,8 +117,9 @@ ansible_facts:
         cpu:
           description:
             - C(vendor), C(model); C(sockets), C(cores) and C(threads) of the whole machine, online ones only;
-              C(online) and C(allowed) (by the cpuset that binds system services) as CPU lists; C(isa), the instruction
-              set extensions that every CPU has, by the kernel's names.
+              C(online), C(allowed) (by the cpuset that binds system services) and C(isolated) (the kernel schedules
+              nothing there unasked) as CPU lists; C(cpuset_version), 2 or 1, of the control groups with cpusets, null
+              without any; C(isa), the instruction set extensions that every CPU has, by the kernel's names.
           type: dict
           returned: always
         numa:

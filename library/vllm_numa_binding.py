@@ -8,10 +8,11 @@ short_description: Bind an engine instance to CPUs and memory nodes
 version_added: 0.1.0
 author: vllm-ansible contributors (@vllm-ansible)
 description:
-  - Owns the drop-in C(20-numa.conf) of the unit C(vllm-<instance>.service), with C(CPUAffinity=) and, on a host with
-    more than one NUMA node that has memory, C(NUMAPolicy=bind) and C(NUMAMask=).
-  - Refuses CPUs that do not exist, are offline or lie outside the cpuset of system services, and nodes without memory,
-    before it writes anything.
+  - Owns the drop-in C(20-numa.conf) of the unit C(vllm-<instance>.service), with C(CPUAffinity=), with C(AllowedCPUs=)
+    where control groups of version 2 have cpusets, and, on a host with more than one NUMA node that has memory, with
+    C(NUMAPolicy=bind) and C(NUMAMask=).
+  - Refuses CPUs that do not exist, are offline, isolated or outside the cpuset of system services, and nodes without
+    memory, before it writes anything.
   - Neither reloads systemd nor restarts the unit. A binding applies from the next start of the unit.
   - M(vllm_numa_binding_info) tells whether what runs obeys the binding.
 attributes:
@@ -92,6 +93,7 @@ import re
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_ansible import binding
+from ansible.module_utils.vllm_ansible.hardware.cpu import cpuset_version
 from ansible.module_utils.vllm_ansible.host import Host
 
 
@@ -106,7 +108,7 @@ def desired_text(module, host):
         module.fail_json(
             msg=f"Cannot bind instance {module.params['instance']}: {' '.join(problems)}", problems=problems
         )
-    return wanted[0], wanted[1], binding.render_dropin(*wanted)
+    return wanted[0], wanted[1], binding.render_dropin(*wanted, cpuset=cpuset_version(host) == 2)
 
 
 def main():

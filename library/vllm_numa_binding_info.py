@@ -38,6 +38,24 @@ options:
       memory_nodes:
         description: NUMA nodes as the kernel lists them, null when memory is not bound.
         type: str
+      ranks:
+        description:
+          - Where the engine puts each worker. Each worker process that names itself so is looked for on the CPUs of a
+            rank with a device; the workers of a CPU engine bind some of their threads only and are not.
+        type: list
+        elements: dict
+        default: []
+        suboptions:
+          device:
+            description: Number of the rank's device, null without.
+            type: int
+          cpus:
+            description: CPUs of the worker.
+            type: str
+            required: true
+          memory_node:
+            description: NUMA node of its memory.
+            type: int
   unit_directory:
     description: Where drop-in directories of units lie.
     type: path
@@ -99,6 +117,13 @@ bindings:
       description: How much of it lies on other nodes. Up to one per cent is tolerated.
       type: int
       returned: always
+    workers:
+      description:
+        - Worker processes, each with C(pid), C(title), C(cpus) that its threads may use, C(rank) on whose CPUs it runs
+          (null when on no free one's), and C(remote_fraction), the share of its memory on other nodes than the rank's.
+      type: list
+      elements: dict
+      returned: always
     problems:
       description: What is wrong and what to do, empty when all is well.
       type: list
@@ -120,12 +145,13 @@ from ansible.module_utils.vllm_ansible import binding
 from ansible.module_utils.vllm_ansible.host import Host
 
 
-def describe_binding(host, instance, dropin, expected, unit_directory):
+def describe_binding(host, instance, dropin, expected, ranks, unit_directory):
     """Return one entry of ``bindings``.
 
     Args:
         dropin: what the host has (see binding.parse_dropin), or None.
         expected: (cpus, memory_nodes) that should be, or None when nothing was asked for.
+        ranks: those of the plan that have a device.
     """
     path = binding.dropin_path(instance, unit_directory)
     present = (dropin["cpus"], dropin["memory_nodes"]) if dropin else None
@@ -135,9 +161,10 @@ def describe_binding(host, instance, dropin, expected, unit_directory):
         seen = f"has cpus={present[0]} memory_nodes={present[1]}" if present else "does not exist"
         wanted = f"cpus={cpus} memory_nodes={memory_nodes}"
         problems.append(f"{path} {seen}, expected is {wanted}. Apply the binding and restart the unit.")
-    live = binding.read_live(host, instance, memory_nodes is not None)
+    live = binding.read_live(host, instance, memory_nodes is not None or bool(ranks))
     judged = cpus is not None and (expected or live["threads"])
     verdict = binding.judge_live(instance, cpus, memory_nodes, live) if judged else {}
+    workers, astray = binding.match_workers(ranks, live["workers"]) if ranks else ([], [])
     return {
         "instance": instance,
         "path": path,
@@ -148,7 +175,8 @@ def describe_binding(host, instance, dropin, expected, unit_directory):
         "strays": verdict.get("strays", []),
         "anonymous_bytes": live["anonymous_bytes"],
         "elsewhere_bytes": verdict.get("elsewhere_bytes"),
-        "problems": problems + verdict.get("problems", []),
+        "workers": workers,
+        "problems": problems + verdict.get("problems", []) + astray,
     }
 
 
@@ -163,6 +191,16 @@ def main():
                     "name": {"type": "str", "required": True},
                     "cpus": {"type": "str", "required": True},
                     "memory_nodes": {"type": "str"},
+                    "ranks": {
+                        "type": "list",
+                        "elements": "dict",
+                        "default": [],
+                        "options": {
+                            "device": {"type": "int"},
+                            "cpus": {"type": "str", "required": True},
+                            "memory_node": {"type": "int"},
+                        },
+                    },
                 },
             },
             "unit_directory": {"type": "path", "default": binding.UNIT_DIRECTORY},
@@ -172,15 +210,16 @@ def main():
     host = Host(module.run_command)
     directory = module.params["unit_directory"]
     topology = binding.gather_topology(host)
-    expected = {}
+    expected, ranks = {}, {}
     for wanted in module.params["instances"]:
         resolved, problems = binding.resolve_binding(wanted["cpus"], wanted["memory_nodes"], topology)
         if problems:
             module.fail_json(msg=f"No binding for instance {wanted['name']}: {' '.join(problems)}", problems=problems)
         expected[wanted["name"]] = resolved
+        ranks[wanted["name"]] = [rank for rank in wanted["ranks"] if rank["device"] is not None]
     dropins = binding.list_dropins(host, directory)
     bindings = [
-        describe_binding(host, name, dropins.get(name), expected.get(name), directory)
+        describe_binding(host, name, dropins.get(name), expected.get(name), ranks.get(name, []), directory)
         for name in sorted(set(dropins) | set(expected))
     ]
     module.exit_json(

@@ -5,11 +5,11 @@ CPUs are kernel lists such as ``0-3,8`` (see :mod:`ansible.module_utils.vllm_ans
 """
 
 import re
-from typing import Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, parse_cpulist, read_cpulist
 from ansible.module_utils.vllm_ansible.hardware.cgroup import parse_cgroups
-from ansible.module_utils.vllm_ansible.hardware.cpu import allowed_cpus, online_cpus, status_field
+from ansible.module_utils.vllm_ansible.hardware.cpu import allowed_cpus, isolated_cpus, online_cpus, status_field
 from ansible.module_utils.vllm_ansible.hardware.memory import gather_nodes
 
 UNIT_DIRECTORY = "/etc/systemd/system"
@@ -20,6 +20,9 @@ _DIRECTORY = re.compile(r"vllm-(.+)\.service\.d\Z")
 # What a bound process may hold outside its nodes before that counts: bind is strict, but the kernel keeps a few pages
 # of a process (the vdso, pages shared with its parent before exec) where they were.
 _TOLERATED_FRACTION = 0.01
+
+# Title of a worker process (vllm/v1/executor/multiproc_executor.py): VLLM::Worker_TP0, VLLM::Worker_DP1_TP0_EP4.
+_WORKER = "VLLM::Worker"
 
 
 def unit_name(instance):
@@ -32,10 +35,15 @@ def dropin_path(instance, unit_directory=UNIT_DIRECTORY):
     return f"{unit_directory}/{unit_name(instance)}.d/{_FILE}"
 
 
-def render_dropin(cpus, memory_nodes):
-    """Return the drop-in's text; ``memory_nodes`` of None leaves the memory policy to the kernel."""
+def render_dropin(cpus, memory_nodes, cpuset=False):
+    """Return the drop-in's text; ``memory_nodes`` of None leaves the memory policy to the kernel.
+
+    ``cpuset``: whether control groups can hold the engine inside these CPUs also where it binds its threads itself.
+    """
     # The empty assignment takes back what the unit itself may say: systemd would otherwise add the two sets.
     lines = [_MARK, "[Service]", "CPUAffinity=", f"CPUAffinity={cpus}"]
+    if cpuset:
+        lines += ["AllowedCPUs=", f"AllowedCPUs={cpus}"]
     if memory_nodes is not None:
         lines += ["NUMAPolicy=bind", f"NUMAMask={memory_nodes}"]
     return "\n".join(lines) + "\n"
@@ -66,7 +74,11 @@ def plan_changes(current, desired):
 
 
 def gather_topology(host):
-    """Return what can be bound to: {"present", "online", "allowed": [CPU, …], "nodes": {id: bytes or None}}."""
+    """Return what can be bound to.
+
+    Returns:
+        {"present", "online", "allowed", "isolated": [CPU, …], "nodes": {id: bytes or None}}.
+    """
     online = online_cpus(host)
     present = read_cpulist(host.read("/sys/devices/system/cpu/present"))
     nodes = gather_nodes(host, lambda code, message: None)
@@ -74,6 +86,7 @@ def gather_topology(host):
         "present": present or online,
         "online": online,
         "allowed": allowed_cpus(host),
+        "isolated": isolated_cpus(host),
         "nodes": {node["id"]: node["memory_bytes"] for node in nodes},
     }
 
@@ -102,11 +115,16 @@ def resolve_binding(cpus, memory_nodes, topology):
         return set(found)
 
     wanted = numbers("cpus", cpus)
-    usable = set(topology["allowed"])
+    isolated = set(topology["isolated"])
+    usable = set(topology["allowed"]) - isolated
     for bad, what in (
         (wanted - set(topology["present"]), f"this host has only {format_cpulist(topology['present'])}"),
         (wanted & set(topology["present"]) - set(topology["online"]), "offline"),
-        (wanted & set(topology["online"]) - usable, "outside the cpuset that system services may use"),
+        (
+            wanted & set(topology["online"]) - usable - isolated,
+            "outside the cpuset that system services may use",
+        ),
+        (wanted & isolated, "isolated: the kernel spreads no threads over them"),
     ):
         if bad:
             problems.append(
@@ -169,26 +187,73 @@ def read_live(host, instance, with_memory):
 
     Returns:
         {"threads": [{"pid", "tid", "name", "cpus"}], "anonymous_bytes": {node: bytes} or None (unreadable or not
-        asked for)}. A thread that ends meanwhile is left out.
+        asked for), "workers": [{"pid", "title", "cpus": all CPUs its threads may run on, "anonymous_bytes"}]}. A
+        thread that ends meanwhile is left out.
     """
-    threads = []
+    threads: List[Dict[str, Any]] = []
+    workers: List[Dict[str, Any]] = []
     memory: Optional[Dict[int, int]] = None
     unit = unit_name(instance)
     for pid in sorted(int(name) for name in host.list_directory("/proc") if name.isdigit()):
         groups = parse_cgroups(host.read(f"/proc/{pid}/cgroup")).values()
         if not any(unit in path.split("/") for path in groups):
             continue
+        own = []
         for tid in sorted(int(name) for name in host.list_directory(f"/proc/{pid}/task") if name.isdigit()):
             status = host.read(f"/proc/{pid}/task/{tid}/status")
             cpus = status_field(status, "Cpus_allowed_list")
             if cpus is not None:
-                threads.append({"pid": pid, "tid": tid, "name": status_field(status, "Name"), "cpus": cpus})
+                own.append({"pid": pid, "tid": tid, "name": status_field(status, "Name"), "cpus": cpus})
+        threads += own
         maps = host.read(f"/proc/{pid}/numa_maps") if with_memory else None
-        if maps is not None:
+        nodes = None if maps is None else parse_numa_maps(maps)
+        if nodes is not None:
             memory = memory or {}
-            for node, size in parse_numa_maps(maps).items():
+            for node, size in nodes.items():
                 memory[node] = memory.get(node, 0) + size
-    return {"threads": threads, "anonymous_bytes": memory}
+        title = (host.read(f"/proc/{pid}/cmdline") or "").split("\0")[0].strip()
+        if title.startswith(_WORKER) and own:
+            cpus = {cpu for thread in own for cpu in read_cpulist(thread["cpus"]) or ()}
+            workers.append({"pid": pid, "title": title, "cpus": format_cpulist(cpus), "anonymous_bytes": nodes})
+    return {"threads": threads, "anonymous_bytes": memory, "workers": workers}
+
+
+def match_workers(ranks, workers):
+    """Give each worker process the rank on whose CPUs it runs.
+
+    Args:
+        ranks: [{"cpus": CPU list, "memory_node"}] of the plan.
+        workers: see :func:`read_live`.
+    Returns:
+        ([{"pid", "title", "cpus", "rank": number or None, "remote_fraction": share of its anonymous memory on other
+        nodes than the rank's, None where unknown}], [message, …]).
+    """
+    free, found, problems = list(range(len(ranks))), [], []
+    for worker in workers:
+        cpus, nodes = set(parse_cpulist(worker["cpus"])), worker["anonymous_bytes"] or {}
+        rank = next((number for number in free if cpus <= set(parse_cpulist(ranks[number]["cpus"]))), None)
+        remote = None
+        if rank is None:
+            problems.append(
+                f"process {worker['pid']} ({worker['title']}) may run on CPU {worker['cpus']}, which is no free rank's "
+                f"({'; '.join(entry['cpus'] for entry in ranks)}): the engine did not bind it. Look for its reason in "
+                "the journal of the unit."
+            )
+        else:
+            free.remove(rank)
+            node, total = ranks[rank]["memory_node"], sum(nodes.values())
+            if total and node is not None:
+                remote = round(1 - nodes.get(node, 0) / total, 4)
+        found.append(
+            {
+                "pid": worker["pid"],
+                "title": worker["title"],
+                "cpus": worker["cpus"],
+                "rank": rank,
+                "remote_fraction": remote,
+            }
+        )
+    return found, problems
 
 
 def judge_live(instance, cpus, memory_nodes, live):

@@ -72,6 +72,18 @@ def online_cpus(host):
     return numbers
 
 
+def isolated_cpus(host):
+    """Return the CPUs that the kernel keeps out of its scheduling (``isolcpus=``)."""
+    return read_cpulist(host.read(SYSFS + "/isolated")) or []
+
+
+def cpuset_version(host):
+    """Return the version of the control groups that hold the cpuset controller: 2, 1, or None without any."""
+    if "cpuset" in (host.read("/sys/fs/cgroup/cgroup.controllers") or "").split():
+        return 2
+    return 1 if host.read("/sys/fs/cgroup/cpuset/cpuset.cpus") is not None else None
+
+
 def allowed_cpus(host):
     """Return the online CPUs that a system service may be bound to: those its cpuset allows.
 
@@ -119,6 +131,8 @@ def gather_cpu(host, warn):
         "threads": len(online),
         "online": format_cpulist(online),
         "allowed": format_cpulist(allowed_cpus(host)),
+        "isolated": format_cpulist(isolated_cpus(host)),
+        "cpuset_version": cpuset_version(host),
         "isa": sorted(info["isa"].intersection(known.split()) if known else info["isa"]),
     }
 

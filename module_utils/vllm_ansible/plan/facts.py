@@ -67,7 +67,11 @@ class Port(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """One machine. `cpus` are those online and allowed to the probe; sizes in bytes."""
+    """One machine. `cpus` are those online, allowed to the probe and not isolated; sizes in bytes.
+
+    `nics`: (PCI address, NUMA node) of the interfaces that are up. `cgroup2`: whether a cpuset holds a process that
+    binds itself.
+    """
 
     architecture: str
     os_name: str
@@ -96,6 +100,9 @@ class Hardware(NamedTuple):
     kernel: str = ""
     systemd: int = 0
     ascend_group: str = ""
+    threads_per_core: int = 1
+    nics: Tuple[Tuple[str, int], ...] = ()
+    cgroup2: bool = False
 
 
 def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]:
@@ -158,6 +165,9 @@ def read_hardware(raw: Any, host: str, findings: Findings) -> Optional[Hardware]
         kernel=facts.mapping("kernel").text("release") or os_facts.text("kernel"),
         systemd=os_facts.integer("systemd"),
         ascend_group=facts.mapping("davinci").text("ascend_group"),
+        threads_per_core=max(1, cpu.integer("threads") // max(1, cpu.integer("cores", default=1))),
+        nics=_nics(facts),
+        cgroup2=cpu.integer("cpuset_version") == 2,
     )
     if not cpus and not bad:
         complain("vllm_hardware.cpu.allowed", cpu.raw.get("allowed"), "a list with at least one online CPU")
@@ -183,8 +193,10 @@ def _cpulist(reader: Reader, key: str, required: bool = False) -> Tuple[int, ...
 
 def _usable_cpus(cpu: Reader) -> Tuple[int, ...]:
     online = _cpulist(cpu, "online", required=True)
-    allowed = set(_cpulist(cpu, "allowed"))
-    return tuple(c for c in online if c in allowed) if allowed else online
+    allowed = set(_cpulist(cpu, "allowed")) or set(online)
+    # The scheduler spreads no threads over isolated CPUs: all of a worker would stay on the first.
+    allowed -= set(_cpulist(cpu, "isolated"))
+    return tuple(c for c in online if c in allowed)
 
 
 def _nodes(numa: Reader, cpus: Tuple[int, ...], memory_bytes: int) -> Tuple[Node, ...]:
@@ -232,6 +244,15 @@ def _listeners(facts: Reader) -> Tuple[Listener, ...]:
 def _distances(node: Reader) -> Tuple[Tuple[int, int], ...]:
     raw = node.mapping("distances").raw
     return tuple(sorted((int(k), v) for k, v in raw.items() if str(k).isdigit() and isinstance(v, int)))
+
+
+def _nics(facts: Reader) -> Tuple[Tuple[str, int], ...]:
+    found = {
+        (nic.text("pci"), nic.integer("numa_node", default=-1))
+        for nic in facts.readers("nics")
+        if nic.text("state") == "up"
+    }
+    return tuple(sorted((pci, node) for pci, node in found if pci and node >= 0))
 
 
 def _drivers(facts: Reader) -> Tuple[Tuple[str, str], ...]:

@@ -5,7 +5,7 @@ import ipaddress
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist
-from ansible.module_utils.vllm_ansible.plan.backends.base import Binding
+from ansible.module_utils.vllm_ansible.plan.backends.base import Binding, Interrupts
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 
 KEEP_RELEASES = 2
@@ -31,16 +31,7 @@ def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding],
         },
         "engine_release": {"build": groups[0].build, "keep": KEEP_RELEASES},
         "model_store": {"models": [models[name] for name in sorted(models)]},
-        "numa_policy": {
-            "instances": [
-                {
-                    "name": group.instance,
-                    "cpus": format_cpulist(bindings[group.instance].cpus),
-                    "memory_nodes": memory_nodes(host, group, bindings[group.instance]),
-                }
-                for group in groups
-            ]
-        },
+        "numa_policy": numa_policy(host, groups, bindings),
         "engine_service": {"instances": [_service(host, group, networks) for group in groups]},
         "service_verify": {
             "instances": [
@@ -57,14 +48,52 @@ def engine_slices(host: Host, groups: List[Group], bindings: Dict[str, Binding],
     }
 
 
+def numa_policy(host: Host, groups: List[Group], bindings: Dict[str, Binding]) -> Dict[str, Any]:
+    """Where each instance and each of its ranks runs, and who answers the interrupts of their devices and the NICs."""
+    assert host.hardware is not None
+    interrupts = [entry for group in groups for entry in bindings[group.instance].interrupts]
+    # the threads of a CPU engine compute on every CPU they have, those of a device's worker mostly wait
+    busy = {cpu for g in groups if g.backend == "cpu" for cpu in bindings[g.instance].cpus}
+    for pci, number in host.hardware.nics:
+        near = next((list(node.cpus) for node in host.hardware.nodes if node.number == number), [])
+        idle = [cpu for cpu in near if cpu not in busy]
+        if near:
+            interrupts.append(Interrupts(pci, idle or near, None))
+    return {
+        "instances": [
+            {
+                "name": group.instance,
+                "cpus": format_cpulist(bindings[group.instance].cpus),
+                "memory_nodes": memory_nodes(host, group, bindings[group.instance]),
+                "ranks": [
+                    {
+                        "device": worker.device,
+                        "cpus": format_cpulist(worker.cpus),
+                        "memory_node": worker.memory_node,
+                    }
+                    for worker in bindings[group.instance].workers
+                ],
+            }
+            for group in groups
+        ],
+        "interrupts": [
+            {"pci": entry.pci, "cpus": format_cpulist(entry.cpus), "action": entry.action} for entry in interrupts
+        ],
+        "packages": ["numactl"]
+        if any(group.member_flags.get(host.name, {}).get("numa-bind") for group in groups)
+        else [],
+    }
+
+
 def memory_nodes(host: Host, group: Group, binding: Binding) -> Optional[str]:
     """Nodes the instance's memory is bound to; None on one node, or when those nodes cannot hold it."""
     assert host.hardware is not None
-    nodes = host.hardware.nodes
-    if len(nodes) < 2:
+    nodes = [node for node in host.hardware.nodes if node.memory_bytes]
+    own = {worker.memory_node for worker in binding.workers}
+    wanted = [node for node in nodes if node.number in binding.nodes or node.number in own]
+    if len(nodes) < 2 or not wanted or sum(node.memory_bytes for node in wanted) < group.host_bytes:
         return None
-    held = sum(node.memory_bytes for node in nodes if node.number in binding.nodes)
-    return format_cpulist(binding.nodes) if held >= group.host_bytes else None
+    return format_cpulist([node.number for node in wanted])
 
 
 def device_files(group: Group, host: Host) -> List[str]:

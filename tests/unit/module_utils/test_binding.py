@@ -10,6 +10,7 @@ TOPOLOGY = {
     "present": list(range(8)),
     "online": [0, 1, 2, 3, 4, 5, 6],
     "allowed": [0, 1, 2, 3, 4, 5],
+    "isolated": [],
     "nodes": {0: 2**30, 1: 2**30, 3: 0},
 }
 ONE_NODE = dict(TOPOLOGY, nodes={0: 2**30, 1: 0})
@@ -49,6 +50,12 @@ def test_every_impossible_part_is_named_with_what_to_set(cpus, nodes, parts):
     assert all(part in problems for part in parts), problems
 
 
+def test_isolated_cpus_are_refused_although_they_are_allowed():
+    text = " ".join(binding.resolve_binding("2-5", None, dict(TOPOLOGY, isolated=[4, 5]))[1])
+    assert "CPU 4-5 cannot be used (isolated" in text
+    assert "among 0-3" in text
+
+
 def test_topology_of_a_machine():
     topology = binding.gather_topology(load_machine(MACHINES / "atlas-800i-a2"))
     assert topology["allowed"] == list(range(192))
@@ -61,6 +68,11 @@ def test_a_drop_in_reads_back_as_what_was_written(cpus, nodes):
     assert binding.parse_dropin(text) == {"managed": True, "cpus": cpus, "memory_nodes": nodes}
     assert text.splitlines()[1:4] == ["[Service]", "CPUAffinity=", f"CPUAffinity={cpus}"]
     assert ("NUMAPolicy=bind" in text) == (nodes is not None)
+
+
+def test_a_cpuset_holds_an_engine_that_binds_itself_where_there_are_cpusets():
+    assert "\nAllowedCPUs=\nAllowedCPUs=0-3\n" in binding.render_dropin("0-3", None, cpuset=True)
+    assert "AllowedCPUs" not in binding.render_dropin("0-3", None)
 
 
 def test_a_drop_in_of_someone_else_is_not_ours():
@@ -87,6 +99,34 @@ def running(status, numa_maps="", unit="vllm-a.service"):
 
 def judge(host, cpus="0-1", nodes=None):
     return binding.judge_live("a", cpus, nodes, binding.read_live(host, "a", nodes is not None))
+
+
+def workers(*entries):
+    """A host with worker processes of unit a: (pid, CPUs, {node: pages})."""
+    files = {}
+    for pid, cpus, pages in entries:
+        files[f"/proc/{pid}/cgroup"] = "0::/system.slice/vllm-a.service\n"
+        files[f"/proc/{pid}/cmdline"] = f"VLLM::Worker_TP{pid}\0"
+        files[f"/proc/{pid}/task/{pid}/status"] = f"Name:\tx\nCpus_allowed_list:\t{cpus}\n"
+        found = " ".join(f"N{node}={count}" for node, count in pages.items())
+        files[f"/proc/{pid}/numa_maps"] = f"1 bind:0 anon=9 {found} kernelpagesize_kB=64\n"
+    return binding.read_live(ReplayHost({}, files), "a", True)["workers"]
+
+
+RANKS = [{"device": 0, "cpus": "0-3", "memory_node": 0}, {"device": 1, "cpus": "4-7", "memory_node": 1}]
+
+
+def test_each_worker_has_a_rank_of_its_own_and_its_remote_share_is_told():
+    found, problems = binding.match_workers(RANKS, workers((7, "6-7", {0: 1, 1: 3}), (8, "0", {0: 5})))
+    assert [(entry["pid"], entry["rank"], entry["remote_fraction"]) for entry in found] == [(7, 1, 0.25), (8, 0, 0.0)]
+    assert problems == []
+
+
+@pytest.mark.parametrize("cpus", ["4-5", "3-4", "0-7"])
+def test_a_worker_on_no_free_rank_is_a_problem(cpus):
+    found, problems = binding.match_workers(RANKS, workers((7, "6-7", {}), (8, cpus, {})))
+    assert [entry["rank"] for entry in found] == [1, None]
+    assert f"process 8 (VLLM::Worker_TP8) may run on CPU {cpus}" in problems[0]
 
 
 def test_threads_inside_their_binding_are_no_problem():

@@ -7,7 +7,14 @@ from ansible.module_utils.vllm_ansible.cpulist import format_cpulist
 from ansible.module_utils.vllm_ansible.plan.backends import accelerator_checks as checks
 from ansible.module_utils.vllm_ansible.plan.backends import accelerator_fit as fit
 from ansible.module_utils.vllm_ansible.plan.backends.accelerator_checks import Found
-from ansible.module_utils.vllm_ansible.plan.backends.accelerator_settings import decide_member, decide_settings
+from ansible.module_utils.vllm_ansible.plan.backends.accelerator_settings import (
+    SLICED,
+    answer_interrupts,
+    bind_workers,
+    decide_member,
+    decide_settings,
+    place_workers,
+)
 from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, fail
 from ansible.module_utils.vllm_ansible.plan.backends.cpu_sizes import machine_budget, machine_for
 from ansible.module_utils.vllm_ansible.plan.canonical import gib
@@ -16,7 +23,13 @@ from ansible.module_utils.vllm_ansible.plan.fit.advice import MOST_HOSTS, more_h
 from ansible.module_utils.vllm_ansible.plan.fit.layouts import Question, choose
 from ansible.module_utils.vllm_ansible.plan.groups import NEVER, Group, Host
 from ansible.module_utils.vllm_ansible.plan.requests import Claim
-from ansible.module_utils.vllm_ansible.plan.topology import near_devices, nodes_of, reserved_cpus
+from ansible.module_utils.vllm_ansible.plan.topology import (
+    distances_hold,
+    near_devices,
+    nodes_of,
+    reserved_cpus,
+    reserved_for_slices,
+)
 
 # The engine pins interrupts, main thread, compute, release and communication of each NPU to a CPU of its own
 # (vllm-ascend, cpu_binding.md); with fewer it leaves binding off.
@@ -135,7 +148,15 @@ class AcceleratorBackend(Backend):
         assert host.hardware is not None
         nodes = host.hardware.nodes
         own = [d for d in host.hardware.accelerators if d.kind == self.kind]
-        near = near_devices(nodes, own, set(reserved_cpus(nodes)))
+        sliced = any(group.family in SLICED for group in groups)
+        reserved = reserved_for_slices(nodes, len(own)) if sliced else reserved_cpus(nodes)
+        near = near_devices(nodes, own, set(reserved), host.hardware.threads_per_core, CPUS_PER_NPU)
+        if groups and len(nodes) > 1 and not distances_hold(nodes):
+            context.findings.warning(
+                "W_NUMA_DISTANCES",
+                "The NUMA distances of {} cannot be true, so neighbours are taken by number".format(host.name),
+                host.name,
+            )  # fmt: skip
         if groups:
             healthy = [d for d in own if d.healthy]
             context.findings.decide(
@@ -178,20 +199,29 @@ class AcceleratorBackend(Backend):
                      "a machine with a few CPUs for each device", "vllm_hardware.cpu.allowed",
                      len(host.hardware.cpus), host)  # fmt: skip
                 continue
-            bindings[group.instance] = Binding(ranks, nodes_of(nodes, sorted(cpus)))
+            binding = Binding(ranks, nodes_of(nodes, sorted(cpus)))
+            devices = [own[i] for i in taken]
+            workers = place_workers(group, host, devices, own, binding)
+            smallest = min(len(worker.cpus) for worker in workers)
+            few = self.kind == "npu" and smallest < CPUS_PER_NPU
+            if few:
+                workers = [worker._replace(cpus=binding.cpus) for worker in workers]
+            interrupts = [] if few else answer_interrupts(group, devices, workers, binding)
+            binding = binding._replace(workers=workers, interrupts=interrupts)
+            bindings[group.instance] = binding
             context.findings.decide(
-                "R_CPUS_NEAR_DEVICES", "numa.cpus", format_cpulist(bindings[group.instance].cpus),
-                "CPUs of the nodes that devices {} lie on ({}), nodes without devices joined to the nearest; the "
+                "R_CPUS_NEAR_DEVICES", "numa.cpus", format_cpulist(binding.cpus),
+                "CPUs of the nodes that devices {} lie on ({}), those beside them on the same socket joined; the "
                 "engine binds inside them".format(
-                    ", ".join(str(n) for n in group.devices[host.name]),
-                    ", ".join(str(n) for n in bindings[group.instance].nodes)),
+                    ", ".join(str(n) for n in group.devices[host.name]), ", ".join(str(n) for n in binding.nodes)),
                 host.name, group.name,
             )  # fmt: skip
-            if self.kind == "npu" and min(len(rank) for rank in ranks) < CPUS_PER_NPU:
+            if few:
                 context.findings.warning(
                     "W_CPUS_FEW",
-                    "{} has {} CPUs for an NPU of {}; the engine binds its threads with {} or more".format(
-                        host.name, min(len(rank) for rank in ranks), group.instance, CPUS_PER_NPU),
+                    "{} has {} CPUs for an NPU of {}; the engine binds its threads with {} or more, and stays inside "
+                    "CPU {} without".format(
+                        host.name, smallest, group.instance, CPUS_PER_NPU, format_cpulist(binding.cpus)),
                     host.name,
                 )  # fmt: skip
         return bindings
@@ -213,6 +243,7 @@ class AcceleratorBackend(Backend):
             if group.head is host:
                 group.position = position
             decide_member(group, host, context)
+            bindings[group.instance] = bind_workers(group, host, bindings[group.instance], context)
 
 
 def _number(devices: List[checks.Accelerator], index: int) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every backend has to answer, and what it may look at."""
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.vllm_ansible.plan.catalogue import Catalogue
 from ansible.module_utils.vllm_ansible.plan.findings import Findings
@@ -9,11 +9,32 @@ from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
 from ansible.module_utils.vllm_ansible.plan.requests import Claim
 
 
+class Worker(NamedTuple):
+    """One rank on one host: number of its device (None on CPUs), its CPUs, and the node its memory comes from."""
+
+    device: Optional[int]
+    cpus: List[int]
+    memory_node: Optional[int]
+
+
+class Interrupts(NamedTuple):
+    """CPUs for the interrupts of one PCI function; with `action` only for the one called so and the next number."""
+
+    pci: str
+    cpus: List[int]
+    action: Optional[str]
+
+
 class Binding(NamedTuple):
-    """CPUs of one instance on one host: one tuple per worker, and the NUMA nodes they lie on."""
+    """CPUs of one instance on one host: one list per worker, and the NUMA nodes they lie on.
+
+    `workers`: where inside these CPUs the engine puts each rank, empty where it does not say.
+    """
 
     ranks: List[List[int]]
     nodes: List[int]
+    workers: Sequence[Worker] = ()
+    interrupts: Sequence[Interrupts] = ()
 
     @property
     def cpus(self) -> List[int]:

@@ -4,7 +4,7 @@
 from typing import Dict, List, Sequence, Set
 
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, parse_cpulist
-from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, fail
+from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, Worker, fail
 from ansible.module_utils.vllm_ansible.plan.backends.cpu_engine import (
     check_machine,
     check_model,
@@ -23,7 +23,7 @@ from ansible.module_utils.vllm_ansible.plan.canonical import GIB, gib
 from ansible.module_utils.vllm_ansible.plan.catalogue import choose_row
 from ansible.module_utils.vllm_ansible.plan.facts import Node
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
-from ansible.module_utils.vllm_ansible.plan.topology import divide, nodes_of, reserved_cpus
+from ansible.module_utils.vllm_ansible.plan.topology import divide, memory_node, nodes_of, reserved_cpus
 
 
 class CpuBackend(Backend):
@@ -121,7 +121,8 @@ class CpuBackend(Backend):
 
 
 def _binding(nodes: Sequence[Node], ranks: List[List[int]]) -> Binding:
-    return Binding(ranks, nodes_of(nodes, [cpu for rank in ranks for cpu in rank]))
+    workers = [Worker(None, rank, memory_node(nodes, rank)) for rank in ranks]
+    return Binding(ranks, nodes_of(nodes, [cpu for rank in ranks for cpu in rank]), workers)
 
 
 def _bind_text(binding: Binding) -> str:
