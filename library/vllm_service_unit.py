@@ -85,6 +85,12 @@ options:
     type: list
     elements: str
     default: []
+  spans_hosts:
+    description:
+      - Whether the instance is part of a replica over several hosts. Its starts are then counted over at least as
+        long as O(restart_burst) of them can take, so that a host whose replica never meets gives up.
+    type: bool
+    default: false
   restart_burst:
     description: Starts allowed within O(restart_interval_seconds) before the unit stays failed.
     type: int
@@ -277,6 +283,7 @@ def main():
             "supplementary_groups": {"type": "list", "elements": "str", "default": []},
             "key_handover": {"type": "str", "choices": ["credential", "runtime_directory"], "default": "credential"},
             "allowed_networks": {"type": "list", "elements": "str", "default": []},
+            "spans_hosts": {"type": "bool", "default": False},
             "restart_burst": {"type": "int", "default": 6},
             "restart_interval_seconds": {"type": "int", "default": 600},
             "stop_timeout_seconds": {"type": "int", "default": 30},

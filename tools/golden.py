@@ -158,6 +158,7 @@ def unit(planned: dict[str, Any]) -> str:
         instance=planned["name"], read_bytes_per_s=None, environment_file=planned.get("environment_file"),
         supplementary_groups=planned.get("supplementary_groups", []),
         key_handover=planned.get("key_handover", "credential"),
+        spans_hosts=bool({"data-parallel-address", "master-addr"}.intersection(planned["flags"])),
     )  # fmt: skip
     assert service.check(spec) == []
     return service.render(spec)

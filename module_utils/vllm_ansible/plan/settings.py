@@ -56,6 +56,7 @@ OWNED_ENVIRONMENT = {
     "PYTHONHOME": "nothing: the release brings its own Python",
     "PYTHONPATH": "nothing: the release brings its own Python",
 }
+RAY_FLAGS = ("distributed-executor-backend", "data-parallel-backend")
 _PATTERNS = {
     "int": (r"-?[0-9]+\Z", "a whole number"),
     "float": (r"-?[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?\Z", "a number"),
@@ -104,6 +105,8 @@ def apply_extras(group: Group, context: Context) -> None:
         if name in OWNED_FLAGS:
             fail(group, context, "E_ARG_OWNED", "--{} is set by the plan".format(name),
                  OWNED_FLAGS[name], field, value)  # fmt: skip
+        elif name in RAY_FLAGS and value == "ray" and (group.backend == "cpu" or len(group.hosts) > 1):
+            _refuse_ray(group, name, field, context)
         elif known is None or _check_flag(group, name, value, known, field, context):
             # False becomes the flag's own negation; the engine has no --flag=false
             group.flags.pop(name, None)
@@ -112,6 +115,17 @@ def apply_extras(group: Group, context: Context) -> None:
                                     "engine_request.extra_args asks for it", group=group.name)  # fmt: skip
     for key in sorted(group.request.extra_env):
         _extra_environment(group, key, group.request.extra_env[key], context)
+
+
+def _refuse_ray(group: Group, name: str, field: str, context: Context) -> None:
+    """vLLM's CPU platform names no Ray resource (ray_device_key); with --nnodes its executor has to be mp."""
+    if group.backend == "cpu":
+        fail(group, context, "E_ARG_VALUE", "The CPU engine does not support Ray",
+             "no {}: the engine starts its own processes".format(name), field, "ray")  # fmt: skip
+    else:
+        fail(group, context, "E_MULTI_NODE",
+             "The hosts of a replica meet by the engine's own launch, and no role starts a Ray cluster for them",
+             "no {}, or nodes: 1".format(name), field, "ray")  # fmt: skip
 
 
 def _check_flag(group: Group, name: str, value: Any, known: Dict[str, Any], field: str, context: Context) -> bool:

@@ -83,6 +83,16 @@ def start_timeout_seconds(model_size_bytes, read_bytes_per_s=None):
     return max(START_FLOOR_SECONDS, START_FIXED_SECONDS + math.ceil(START_READ_FACTOR * model_size_bytes / speed))
 
 
+def restart_interval_seconds(spec, start, stop):
+    """Return StartLimitIntervalSec=, the seconds over which starts are counted.
+
+    A host of a replica whose other hosts do not come uses up its start limit each time. The interval then has to hold
+    all of restart_burst such starts, or they would go on for ever.
+    """
+    interval = spec["restart_interval_seconds"]
+    return max(interval, spec["restart_burst"] * (start + stop)) if spec["spans_hosts"] else interval
+
+
 def check(spec):
     """Return a list of problems of a unit's specification, each naming the field, the value and what to set."""
     problems = []
@@ -117,9 +127,9 @@ def render(spec):
     Args:
         spec: dict with instance, served_model_name, listen_address, port, user, group, model_size_bytes,
             read_bytes_per_s (or None), memory_max_bytes (or None), shared_memory_bytes, devices, environment_file
-            (or None), supplementary_groups, allowed_networks, restart_burst, restart_interval_seconds,
-            stop_timeout_seconds, watchdog_seconds; as the options of the module vllm_service_unit, checked by
-            :func:`check`.
+            (or None), supplementary_groups, allowed_networks, spans_hosts, restart_burst,
+            restart_interval_seconds, stop_timeout_seconds, watchdog_seconds; as the options of the
+            module vllm_service_unit, checked by :func:`check`.
     """
     instance = spec["instance"]
     start = start_timeout_seconds(spec["model_size_bytes"], spec["read_bytes_per_s"])
@@ -193,7 +203,7 @@ def render(spec):
                 ("Wants", "network-online.target"),
                 ("After", "network-online.target"),
                 ("RequiresMountsFor", "/opt/vllm /var/lib/vllm /var/cache/vllm"),
-                ("StartLimitIntervalSec", str(spec["restart_interval_seconds"])),
+                ("StartLimitIntervalSec", str(restart_interval_seconds(spec, start, stop))),
                 ("StartLimitBurst", str(spec["restart_burst"])),
             ],
         ),

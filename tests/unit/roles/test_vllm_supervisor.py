@@ -270,6 +270,33 @@ def test_workers_of_one_rank_are_ready_when_connected():
     assert member_looks((1, False, GREETING), (3, False, GREETING), greets=False) == (True, "")
 
 
+def test_workers_that_lose_a_starting_head_do_not_wait_for_it():
+    _, trouble = member_looks((1, False, GREETING), (2, False, []), (7, False, []), greets=False)
+    assert trouble == "the head 192.0.2.1 went away while 2 ranks were starting"
+
+
+def test_a_member_is_not_ready_before_its_head_and_leaves_one_that_fell_silent():
+    member = supervisor.Member(supervisor.Replica("192.0.2.1", 13389, 1, False), 5)
+    linked = [supervisor.Connection(11, 1, "192.0.2.1", 13389)]
+
+    def look(now, started, answers):
+        return member.look(now, supervisor.Processes(0, 0, (), children=(11,)), linked, started, answers)
+
+    assert [look(at, False, False) for at in (1, 99)] == [(False, "")] * 2
+    assert look(100, False, True) == (True, "")
+    # its connections stay, as those to a host without power do
+    assert [look(at, True, answers)[1] for at, answers in ((101, True), (102, False), (116, False))] == [""] * 3
+    assert [look(at, True, answers)[1] for at, answers in ((116.5, True), (117, False), (131, False))] == [""] * 3
+    assert look(132, True, False)[1] == "the head 192.0.2.1 takes no connection"
+
+
+def test_a_starting_head_ends_when_a_member_left_the_meeting():
+    head = supervisor.Head(supervisor.Replica("192.0.2.1", 13389, 1, False), 8000, 5)
+    met = [supervisor.Connection(5, 13389, "192.0.2.2", 40001)]
+    assert [head.look(at, links, started=False) for at, links in ((1, []), (9, met), (10, []), (14, []))] == [""] * 4
+    assert "192.0.2.2" in head.look(15, [], started=False)
+
+
 def test_a_member_that_never_found_its_head_is_only_not_ready():
     assert member_looks((1, False, []), (99, False, [])) == (False, "")
 
@@ -320,7 +347,7 @@ class Service:
     def __init__(self, python, root, environment=None, key=KEY, start_timeout=20, model=True, **changes):
         self.root = root
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+            self.port = changes.get("port", probe.getsockname()[1])
         (root / "etc/vllm/instances").mkdir(parents=True)
         (root / "run/vllm/one").mkdir(parents=True)
         (root / "credentials").mkdir()
@@ -593,9 +620,9 @@ def test_a_step_beyond_the_limit_is_ended(start):
 
 @pytest.fixture
 def replica(start):
-    """Start its head or its member, two ranks; both have the address of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    """Start its head or its member, two ranks; both are on this machine, their APIs have addresses of their own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe, socket.create_server(("127.0.0.1", 0)) as other:
+        port, api = probe.getsockname()[1], other.getsockname()[1]
     meeting = {"data-parallel-size": 3, "data-parallel-address": "127.0.0.1", "data-parallel-rpc-port": port}
 
     def begin(name, **options):
@@ -603,7 +630,15 @@ def replica(start):
         if name == "member":
             own = {"headless": True, "data-parallel-size-local": 2, "data-parallel-start-rank": 1}
         loading = {"STAND_IN_LOAD_SECONDS": "1"} if name == "member" else {}
-        return start(name=name, flags={**meeting, **own}, environment=loading, **options)
+        address = "127.0.0.2" if name == "member" else "127.0.0.1"
+        options = {
+            "flags": {**meeting, **own},
+            "environment": loading,
+            "listen_address": address,
+            "port": api,
+            **options,
+        }
+        return start(name=name, **options)
 
     return begin
 
@@ -630,7 +665,7 @@ def test_a_member_is_ready_with_its_head_in_either_order_and_stops_on_request(re
     ranks = children(server)
     # nobody listens: the port of the plan stays closed on a member
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", member.port))
+        socket.create_connection(("127.0.0.2", member.port))
     member.process.terminate()
     assert member.result()[0] == 0
     assert all(map(gone, [server, *ranks]))

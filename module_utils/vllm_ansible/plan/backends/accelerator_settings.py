@@ -9,11 +9,10 @@ from ansible.module_utils.vllm_ansible.plan.backends.accelerator_fit import util
 from ansible.module_utils.vllm_ansible.plan.backends.base import Binding, Context, Interrupts, Worker
 from ansible.module_utils.vllm_ansible.plan.facts import Accelerator
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.meeting import meet, own_addresses
 from ansible.module_utils.vllm_ansible.plan.settings import engine_flags
 from ansible.module_utils.vllm_ansible.plan.stack import driver_to_be
 
-# One pair of ports per replica for what its hosts tell each other; the tutorials of vllm-ascend start at this one.
-FIRST_INTERNAL = 13389
 # HCCL listens on 32 ports from its base, 60000 by default.
 HCCL_FIRST, HCCL_PORTS = 60000, 32
 # Versions whose division of a cpuset topology.engine_pools follows, and what it divides by number whatever is near.
@@ -73,19 +72,7 @@ def decide_member(group: Group, host: Host, context: Context) -> None:
         first = HCCL_FIRST + HCCL_PORTS * group.position
         environment["HCCL_IF_BASE_PORT"] = str(first)
         ports += range(first, first + HCCL_PORTS)
-    flags: Dict[str, Any] = {}
-    if len(group.hosts) > 1:
-        internal = FIRST_INTERNAL + 10 * group.position
-        flags = _join(group, group.hosts.index(host), internal)
-        if group.head is host:
-            ports.append(internal)
-            context.findings.decide(
-                "R_PORT_INTERNAL", "group.internal_port", internal,
-                "the hosts of the replica meet at {} on this port; each engine of that host has its own".format(
-                    host.address),
-                group=group.name,
-            )  # fmt: skip
-    group.member_flags[host.name] = flags
+    ports += meet(group, host, context)
     group.member_environment[host.name] = environment
     group.reserved_ports[host.name] = ports
 
@@ -98,31 +85,14 @@ def _own_environment(group: Group, host: Host) -> Dict[str, str]:
         # the engine numbers devices as the bus does, as the facts do
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     interface = host.hardware.interface
+    environment.update(own_addresses(group, host))
     if group.world > 1 and interface:
-        environment["GLOO_SOCKET_IFNAME"] = interface
-        environment["TP_SOCKET_IFNAME"] = interface
         if group.backend == "ascend":
             environment["HCCL_SOCKET_IFNAME"] = interface
             environment["HCCL_IF_IP"] = host.address
         else:
             environment["NCCL_SOCKET_IFNAME"] = interface
-    if len(group.hosts) > 1:
-        environment["VLLM_HOST_IP"] = host.address
     return environment
-
-
-def _join(group: Group, rank: int, port: int) -> Dict[str, Any]:
-    """Flags by which host number `rank` joins the replica at `port` of its head."""
-    head, copies = group.head.address, group.layout["data_parallel"]
-    flags: Dict[str, Any] = {"headless": True} if rank else {}
-    if copies > 1:
-        local = copies // len(group.hosts)
-        flags.update({"data-parallel-size-local": local, "data-parallel-address": head, "data-parallel-rpc-port": port})
-        if rank:
-            flags["data-parallel-start-rank"] = rank * local
-    else:
-        flags.update({"nnodes": len(group.hosts), "node-rank": rank, "master-addr": head, "master-port": port})
-    return flags
 
 
 def place_workers(

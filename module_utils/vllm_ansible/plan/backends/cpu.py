@@ -6,6 +6,7 @@ from typing import Dict, List, Sequence, Set
 from ansible.module_utils.vllm_ansible.cpulist import format_cpulist, parse_cpulist
 from ansible.module_utils.vllm_ansible.plan.backends.base import Backend, Binding, Context, Worker, fail
 from ansible.module_utils.vllm_ansible.plan.backends.cpu_engine import (
+    check_alike,
     check_machine,
     check_model,
     decide_dtype,
@@ -23,6 +24,7 @@ from ansible.module_utils.vllm_ansible.plan.canonical import GIB, gib
 from ansible.module_utils.vllm_ansible.plan.catalogue import choose_row
 from ansible.module_utils.vllm_ansible.plan.facts import Node
 from ansible.module_utils.vllm_ansible.plan.groups import Group, Host
+from ansible.module_utils.vllm_ansible.plan.meeting import meet, own_addresses
 from ansible.module_utils.vllm_ansible.plan.topology import divide, memory_node, nodes_of, reserved_cpus
 
 
@@ -50,6 +52,7 @@ class CpuBackend(Backend):
         decide_row(group, row, context)
         for host in group.hosts:
             check_machine(group, row, host, context)
+        check_alike(group, context)
         check_model(group, row, context)
         decide_dtype(group, row, context)
         decide_layout(group, context)
@@ -114,10 +117,16 @@ class CpuBackend(Backend):
         if total > budget:
             _refuse_memory(host, groups, total - budget, budget, context)
             return
-        for group in groups:
-            group.memory["limit_bytes"] = group.memory["total_bytes"] + (budget - total) // len(groups)
-            binding = bindings[group.instance]
-            group.environment["VLLM_CPU_OMP_THREADS_BIND"] = _bind_text(binding)
+        for position, group in enumerate(groups):
+            limit = group.memory["total_bytes"] + (budget - total) // len(groups)
+            # one number for all hosts of a replica, so the smallest
+            group.memory["limit_bytes"] = min(limit, group.memory.get("limit_bytes", limit))
+            if group.head is host:
+                group.position = position
+            group.reserved_ports[host.name] = meet(group, host, context)
+            environment = {"VLLM_CPU_OMP_THREADS_BIND": _bind_text(bindings[group.instance])}
+            environment.update(own_addresses(group, host) if len(group.hosts) > 1 else {})
+            group.member_environment[host.name] = environment
 
 
 def _binding(nodes: Sequence[Node], ranks: List[List[int]]) -> Binding:

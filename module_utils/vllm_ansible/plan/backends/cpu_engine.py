@@ -72,6 +72,25 @@ def check_machine(group: Group, row: Row, host: Host, context: Context) -> None:
         )
 
 
+def check_alike(group: Group, context: Context) -> None:
+    """The workers of one replica run the same build."""
+    for host in group.hosts[1:]:
+        own, head = host.hardware, group.head.hardware
+        if own is not None and head is not None and own.architecture != head.architecture:
+            fail(
+                group,
+                context,
+                "E_GROUP_MIXED",
+                "{} is {} and {} is {}; the hosts of one replica run the same build".format(
+                    group.head.name, head.architecture, host.name, own.architecture
+                ),
+                "hosts of one architecture in {}, or nodes: 1".format(group.pool),
+                "vllm_hardware.architecture",
+                own.architecture,
+                host,
+            )
+
+
 def check_model(group: Group, row: Row, context: Context) -> None:
     model = group.model
     assert model is not None
@@ -139,19 +158,9 @@ def decide_dtype(group: Group, row: Row, context: Context) -> None:
 
 
 def decide_layout(group: Group, context: Context) -> None:
-    """One worker unless pinned: on CPUs a second replica gains more than splitting one."""
-    request, model = group.request, group.model
+    """One worker per host unless pinned: on CPUs a second replica gains more than splitting one."""
+    request, model, hosts = group.request, group.model, len(group.hosts)
     assert model is not None
-    if len(group.hosts) > 1:
-        fail(
-            group,
-            context,
-            "E_MULTI_NODE",
-            "A CPU engine over {} hosts is not installed by this version".format(len(group.hosts)),
-            "nodes: 1",
-            "engine_request.nodes",
-            len(group.hosts),
-        )
     if (request.pipeline_parallel_size or 1) > 1:
         fail(
             group,
@@ -172,29 +181,48 @@ def decide_layout(group: Group, context: Context) -> None:
             "engine_request.data_parallel_size",
             request.data_parallel_size,
         )
-    size = request.tensor_parallel_size or 1
+    size = request.tensor_parallel_size or hosts
     heads, kv_heads = model.shape.heads, model.shape.kv_heads
-    if heads % size or (not model.shape.mla and kv_heads % size and size % kv_heads):
-        fits = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+
+    def divides(count: int) -> bool:
+        return heads % count == 0 and (model.shape.mla or kv_heads % count == 0 or count % kv_heads == 0)
+
+    if size % hosts:
         fail(
             group,
             context,
             "E_LAYOUT",
-            "tensor_parallel_size {} does not divide the {} attention heads ({} KV heads) of {}".format(
-                size, heads, kv_heads, model.name
-            ),
-            "tensor_parallel_size: " + " or ".join(str(n) for n in fits),
+            "tensor_parallel_size {} cannot be spread evenly over the {} hosts of a replica".format(size, hosts),
+            "nodes: 1, or tensor_parallel_size: a multiple of {}".format(hosts),
             "engine_request.tensor_parallel_size",
             size,
         )
         return
+    if not divides(size):
+        pinned = request.tensor_parallel_size is not None
+        fits = [n for n in range(1, heads + 1) if divides(n) and n % (hosts if pinned else 1) == 0]
+        fail(
+            group,
+            context,
+            "E_LAYOUT" if pinned else "E_MULTI_NODE",
+            "{} does not divide the {} attention heads ({} KV heads) of {}".format(
+                "tensor_parallel_size {}".format(size) if pinned else "A replica over {} hosts".format(hosts),
+                heads,
+                kv_heads,
+                model.name,
+            ),
+            ("tensor_parallel_size: " if pinned else "nodes: ") + " or ".join(str(n) for n in fits)
+            if fits
+            else "nodes: 1",
+            "engine_request.tensor_parallel_size" if pinned else "engine_request.nodes",
+            size,
+        )
+        return
     group.layout["tensor_parallel"] = size
-    context.findings.decide(
-        "R_LAYOUT_PINNED" if request.tensor_parallel_size else "R_LAYOUT_ONE_WORKER",
-        "engine.tensor_parallel",
-        size,
-        "engine_request.tensor_parallel_size asks for it"
-        if request.tensor_parallel_size
-        else "one worker per replica; replicas_per_host uses further NUMA nodes",
-        group=group.name,
-    )
+    if request.tensor_parallel_size:
+        rule, because = "R_LAYOUT_PINNED", "engine_request.tensor_parallel_size asks for it"
+    elif hosts > 1:
+        rule, because = "R_LAYOUT_HOSTS", "one worker on each of the {} hosts of a replica".format(hosts)
+    else:
+        rule, because = "R_LAYOUT_ONE_WORKER", "one worker per replica; replicas_per_host uses further NUMA nodes"
+    context.findings.decide(rule, "engine.tensor_parallel", size, because, group=group.name)

@@ -112,6 +112,8 @@ def decide_memory(group: Group, row: Row, context: Context) -> None:
     weights = max(model.shape.parameters() * size, model.size_bytes * size // DTYPE_BYTES[model.dtype])
     if model.shape.tied:
         weights += PACKED_EMBEDDINGS * model.shape.vocabulary * model.shape.hidden * size
+    # each host of a replica holds the part of its own workers
+    weights = -(-weights // len(group.hosts))
     activation = ACTIVATION_COPIES * model.shape.activation_bytes(
         group.max_num_batched_tokens, group.max_num_seqs, size
     )
@@ -227,3 +229,6 @@ def decide_settings(group: Group, row: Row, context: Context) -> None:
     group.flags = flags
     group.environment = {key: str(value) for key, value in row.environment.items()}
     group.environment["VLLM_CPU_KVCACHE_SPACE"] = str(group.kv_cache_gib)
+    if group.layout["tensor_parallel"] > 1 and flags.get("enforce-eager"):
+        # vllm/model_executor/layers/vocab_parallel_embedding.py compiles a function of its own, eager mode or not
+        group.environment["TORCH_COMPILE_DISABLE"] = "1"

@@ -29,6 +29,7 @@ CPU = {
     "supplementary_groups": [],
     "key_handover": "credential",
     "allowed_networks": ["10.20.0.0/16"],
+    "spans_hosts": False,
     "restart_burst": 6,
     "restart_interval_seconds": 600,
     "stop_timeout_seconds": 30,
@@ -80,6 +81,15 @@ def test_systemd_knows_every_directive(spec, tmp_path):
 )
 def test_start_limit(size, speed, seconds):
     assert service.start_timeout_seconds(size, speed) == seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds"),
+    [({}, 600), ({"spans_hosts": True}, 900), ({"spans_hosts": True, "restart_interval_seconds": 1000}, 1000)],
+)
+def test_a_replica_gives_up_although_each_start_takes_its_whole_limit(change, seconds):
+    # six starts of 120 s and stops of 30 s
+    assert f"StartLimitIntervalSec={seconds}\n" in service.render({**CPU, **change})
 
 
 @pytest.mark.parametrize(
