@@ -114,8 +114,7 @@ def plan_fabric(
 ) -> Dict[str, Dict[str, Any]]:
     """Return host -> its slice roce_fabric, for the hosts that need one.
 
-    `order`: the hosts as the inventory has them. Addresses are given out in that order, so that a host added at the
-    end moves none.
+    `order`: the names of all hosts. Addresses are given out in that order, so that a host added at its end moves none.
     """
     findings = context.findings
     planned: Dict[str, Dict[str, Any]] = {}

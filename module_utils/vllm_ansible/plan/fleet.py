@@ -98,7 +98,7 @@ def plan_fleet(inputs: Inputs) -> Dict[str, Any]:
             _plan_group(group, context)
     networks = read_networks(inputs.networks, findings)
     placed = _place(on_host, hosts, context)
-    fabrics = plan_fabric(list(inputs.hosts), hosts, on_host, context)
+    fabrics = plan_fabric(sorted(inputs.hosts, key=natural_key), hosts, on_host, context)
     builds = plan_builds([g for g in groups if not g.failed], hosts, inputs.overrides, findings)
     stacks = {
         name: plan_stack(hosts[name], [g for g in planned if not g.failed], context)

@@ -34,14 +34,14 @@ def addresses(planned: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [d["address"] for d in part["devices"]] for name, part in found.items() if part}
 
 
-def test_addresses_are_given_in_the_order_of_the_inventory_and_a_host_at_the_end_moves_none():
-    hosts = {"b": host(1), "a": host(2)}
+def test_addresses_are_given_in_the_order_of_names_and_a_host_at_the_end_moves_none():
+    hosts = {"npu10": host(1), "npu2": host(2)}
     first = addresses(plan(hosts))
-    assert first["b"] == [f"10.20.0.{n}" for n in range(1, 9)]
-    assert first["a"] == [f"10.20.0.{n}" for n in range(9, 17)]
-    more = addresses(plan({**hosts, "0": host(3)}))
+    assert first["npu2"] == [f"10.20.0.{n}" for n in range(1, 9)]
+    assert first["npu10"] == [f"10.20.0.{n}" for n in range(9, 17)]
+    more = addresses(plan({"npu11": host(3), **hosts}))
     assert {name: more[name] for name in first} == first
-    assert more["0"][0] == "10.20.0.17"
+    assert more["npu11"][0] == "10.20.0.17"
 
 
 def test_a_host_that_is_left_out_or_cannot_be_read_keeps_its_place():
