@@ -165,7 +165,7 @@ class Journal:
             "hook_timeout_seconds": 5,
             "hook_tries": 3,
             "hook_retry_seconds": 10,
-            "quiet_seconds": 3600,
+            "quiet_seconds": "3600",  # as ansible-core 2.16 writes it
             "actions": {},
             "engine_units": r"^vllm-.+\.service$",
             "state": str(folder / "state.json"),
