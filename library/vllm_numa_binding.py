@@ -108,7 +108,8 @@ def desired_text(module, host):
         module.fail_json(
             msg=f"Cannot bind instance {module.params['instance']}: {' '.join(problems)}", problems=problems
         )
-    return wanted[0], wanted[1], binding.render_dropin(*wanted, cpuset=cpuset_version(host) == 2)
+    cpus, memory_nodes = wanted
+    return cpus, memory_nodes, binding.render_dropin(cpus, memory_nodes, cpuset=cpuset_version(host) == 2)
 
 
 def main():

@@ -17,7 +17,7 @@ from lab.vendor.run_packages import Package
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).resolve().parents[2]
-LAB_ID = os.environ.get("LAB_TEST_ID", "70")
+LAB_ID = os.environ.get("LAB_TEST_KYLIN_ID", "68")
 LAB = Lab(int(LAB_ID), ROOT / ".cache/lab")
 ENVIRONMENT = os.environ | {
     "LAB_ID": LAB_ID,
