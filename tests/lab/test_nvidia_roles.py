@@ -130,7 +130,8 @@ def story(tmp_path: Path, repositories: Path) -> Any:
             lines.append(f"{program} -e @{tmp_path}/{number}.json {check} > {tmp_path}/{number}.out 2>&1")
             lines.append(f"echo $? > {tmp_path}/{number}.rc")
         lines.append(f"({after}) > {tmp_path}/after 2>&1; true")
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        path = f"/usr/local/sbin:{os.environ['PATH']}"  # where the pretended kernel's tools are
+        environment = {**os.environ, "PATH": path, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
         environment["ANSIBLE_PYTHON_INTERPRETER"] = "/usr/bin/python3"  # the one that has apt
         environment |= {"ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_PIPELINING": "1"}
         subprocess.run(
