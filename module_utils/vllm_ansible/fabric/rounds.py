@@ -8,7 +8,7 @@ def rounds(hosts):
     if len(ring) % 2:
         ring.append(None)
     result = []
-    for _ in range(len(ring) - 1 if len(hosts) > 1 else 0):
+    for _round in range(len(ring) - 1 if len(hosts) > 1 else 0):
         half = len(ring) // 2
         pairs = zip(ring[:half], reversed(ring[half:]))
         result.append([pair for pair in pairs if None not in pair])

@@ -56,8 +56,11 @@ def read_fabric(raw: Any, complain: Any) -> Fabric:
     for text in texts:
         found = _range(text, mask)
         if found is None:
-            complain("engine_fabric.devices", text,
-                     'a network such as "10.0.0.0/24", or "10.0.0.11-10.0.0.90" with a netmask')  # fmt: skip
+            complain(
+                "engine_fabric.devices",
+                text,
+                'a network such as "10.0.0.0/24", or "10.0.0.11-10.0.0.90" with a netmask',
+            )
             continue
         ranges.append(found[:2])
         networks.add(found[2])
@@ -137,10 +140,19 @@ def plan_fabric(
                 planned[name] = found
                 _tell_nccl(hosts[name], own, found)
         elif own and hosts[name].fabric is not None and not (hosts[name].fabric.named and ports_of(hosts[name])):
-            _refuse(hosts[name], "devices", "engine_fabric is set for {}, and {}".format(
-                        name, "it names no range of addresses" if ports_of(hosts[name])
-                        else "it has neither NPUs with ports of their own nor GPUs"),
-                    "devices: a range of addresses for the NPUs, or no engine_fabric", None, findings)  # fmt: skip
+            _refuse(
+                hosts[name],
+                "devices",
+                "engine_fabric is set for {}, and {}".format(
+                    name,
+                    "it names no range of addresses"
+                    if ports_of(hosts[name])
+                    else "it has neither NPUs with ports of their own nor GPUs",
+                ),
+                "devices: a range of addresses for the NPUs, or no engine_fabric",
+                None,
+                findings,
+            )
     for group in {g.name: g for groups in on_host.values() for g in groups if len(g.hosts) > 1}.values():
         if group.backend == "ascend":
             _check_replica(group, findings)
@@ -176,9 +188,16 @@ def _check_overlap(pools: Dict[Tuple[Tuple[int, int], ...], List[Host]], finding
     every.sort(key=lambda entry: entry[:2])
     for one, other in zip(every, every[1:]):
         if other[0] <= one[1]:
-            _refuse(other[2], "devices", "The range {} of {} and {} of {} have addresses in common".format(
-                        _shown(((other[0], other[1]),)), other[2].name, _shown(((one[0], one[1]),)), one[2].name),
-                    "one range for all hosts of a fabric, or ranges apart", _shown((other[:2],)), findings)  # fmt: skip
+            _refuse(
+                other[2],
+                "devices",
+                "The range {} of {} and {} of {} have addresses in common".format(
+                    _shown(((other[0], other[1]),)), other[2].name, _shown(((one[0], one[1]),)), one[2].name
+                ),
+                "one range for all hosts of a fabric, or ranges apart",
+                _shown((other[:2],)),
+                findings,
+            )
 
 
 def _addresses(members: List[Host], hosts: Dict[str, Host], findings: Findings) -> Dict[str, List[str]]:
@@ -186,23 +205,41 @@ def _addresses(members: List[Host], hosts: Dict[str, Host], findings: Findings) 
     head = members[0]
     fabric = head.fabric
     if fabric.network is None:
-        _refuse(head, "devices", "The ranges for {} lie in several subnets: that is how four ports of a 910A are "
-                "set, and the NPUs of A2 and A3 hosts all share one".format(head.name),
-                "one network, or ranges of one", _shown(fabric.ranges), findings)  # fmt: skip
+        _refuse(
+            head,
+            "devices",
+            "The ranges for {} lie in several subnets: that is how four ports of a 910A are "
+            "set, and the NPUs of A2 and A3 hosts all share one".format(head.name),
+            "one network, or ranges of one",
+            _shown(fabric.ranges),
+            findings,
+        )
         return {}
     for key in ("gateway", "netdetect"):
         value = getattr(fabric, key)
         if value and ipaddress.IPv4Address(value) not in fabric.network and key == "gateway":
-            _refuse(head, key, "The gateway {} is not in the subnet {} of the NPUs".format(value, fabric.network),
-                    "a gateway in {}, or none".format(fabric.network), value, findings)  # fmt: skip
+            _refuse(
+                head,
+                key,
+                "The gateway {} is not in the subnet {} of the NPUs".format(value, fabric.network),
+                "a gateway in {}, or none".format(fabric.network),
+                value,
+                findings,
+            )
             return {}
     held = _host_addresses(hosts)
     for address in sorted(held):
         if any(first <= address <= last for first, last in fabric.ranges):
-            _refuse(head, "devices", "The range {} of the NPUs holds {}, an address of {}".format(
-                        _shown(fabric.ranges), _text(address), held[address]),
-                    "a network that no host has an address in, or ranges that leave it out", _text(address),
-                    findings)  # fmt: skip
+            _refuse(
+                head,
+                "devices",
+                "The range {} of the NPUs holds {}, an address of {}".format(
+                    _shown(fabric.ranges), _text(address), held[address]
+                ),
+                "a network that no host has an address in, or ranges that leave it out",
+                _text(address),
+                findings,
+            )
             return {}
     counts: Dict[str, int] = {}
     known = next((len(ports_of(host)) for host in members if host.hardware is not None), 0)
@@ -211,9 +248,16 @@ def _addresses(members: List[Host], hosts: Dict[str, Host], findings: Findings) 
         counts[host.name] = known
     free, needed = list(_free(fabric, sum(counts.values()))), sum(counts.values())
     if len(free) < needed:
-        _refuse(head, "devices", "{} has {} addresses for devices, and the {} NPUs of {} host(s) need one each".format(
-                    _shown(fabric.ranges), len(free), needed, len(members)),
-                "a range of {} addresses or more".format(needed), len(free), findings)  # fmt: skip
+        _refuse(
+            head,
+            "devices",
+            "{} has {} addresses for devices, and the {} NPUs of {} host(s) need one each".format(
+                _shown(fabric.ranges), len(free), needed, len(members)
+            ),
+            "a range of {} addresses or more".format(needed),
+            len(free),
+            findings,
+        )
         return {}
     given, start = {}, 0
     for host in members:
@@ -253,11 +297,14 @@ def _free(fabric: Fabric, most: int) -> Iterator[int]:
 def _devices(host: Host, addresses: List[str], findings: Findings) -> Dict[str, Any]:
     fabric = host.fabric
     findings.decide(
-        "R_FABRIC_ADDRESSES", "roce_fabric.devices", "{} to {}".format(addresses[0], addresses[-1]),
+        "R_FABRIC_ADDRESSES",
+        "roce_fabric.devices",
+        "{} to {}".format(addresses[0], addresses[-1]),
         "engine_fabric.devices is {}; its hosts take addresses in the order of the inventory".format(
-            _shown(fabric.ranges)),
+            _shown(fabric.ranges)
+        ),
         host.name,
-    )  # fmt: skip
+    )
     return {
         "backend": "ascend",
         "devices": [
@@ -284,10 +331,16 @@ def _check_replica(group: Group, findings: Findings) -> None:
     ):
         if any(f.ranges for f in wishes) and len(set(values)) > 1:
             odd = next(i for i, value in enumerate(values) if value != values[0])
-            _refuse(group.hosts[odd], key, "The hosts of {} have different {} for their NPUs: {}".format(
-                        group.name, what,
-                        ", ".join("{} {}".format(h.name, v) for h, v in zip(group.hosts, values))),
-                    "the same engine_fabric for all hosts of a replica", values[odd], findings)  # fmt: skip
+            _refuse(
+                group.hosts[odd],
+                key,
+                "The hosts of {} have different {} for their NPUs: {}".format(
+                    group.name, what, ", ".join("{} {}".format(h.name, v) for h, v in zip(group.hosts, values))
+                ),
+                "the same engine_fabric for all hosts of a replica",
+                values[odd],
+                findings,
+            )
 
 
 def _check_class(group: Group, planned: Dict[str, Dict[str, Any]], findings: Findings) -> None:
@@ -299,9 +352,16 @@ def _check_class(group: Group, planned: Dict[str, Dict[str, Any]], findings: Fin
     ):
         if len(set(values)) > 1:
             odd = next(i for i, value in enumerate(values) if value != values[0])
-            _refuse(own[odd][0], key, "The hosts of {} have different values of {}: {}".format(
-                        group.name, key, ", ".join("{} {}".format(e[0].name, v) for e, v in zip(own, values))),
-                    "the same engine_fabric for all hosts of a replica", values[odd], findings)  # fmt: skip
+            _refuse(
+                own[odd][0],
+                key,
+                "The hosts of {} have different values of {}: {}".format(
+                    group.name, key, ", ".join("{} {}".format(e[0].name, v) for e, v in zip(own, values))
+                ),
+                "the same engine_fabric for all hosts of a replica",
+                values[odd],
+                findings,
+            )
 
 
 def _interfaces(host: Host, spans: bool, findings: Findings) -> Dict[str, Any]:
@@ -311,44 +371,75 @@ def _interfaces(host: Host, spans: bool, findings: Findings) -> Dict[str, Any]:
     raw = host.hardware.raw if isinstance(host.hardware.raw, dict) else {}
     listed = [e for e in raw.get("rdma") or [] if isinstance(e, dict)] if isinstance(raw.get("rdma"), list) else []
     ports = {
-        str(e["netdev"]): e for e in listed
+        str(e["netdev"]): e
+        for e in listed
         if e.get("netdev") and e.get("device") and e.get("link_layer") == "Ethernet" and isinstance(e.get("port"), int)
-    }  # fmt: skip
+    }
     others = [name for name in ports if name != host.hardware.interface] or list(ports)
     names = list(fabric.interfaces) or others
     missing = [name for name in names if name not in ports]
     if missing:
         near = difflib.get_close_matches(missing[0], list(ports), n=1)
-        _refuse(host, "interfaces", "{} has no RDMA port on an interface {}".format(host.name, missing[0]),
-                "interfaces: {}".format(near[0] if near else "some of " + ", ".join(sorted(ports))
-                                        if ports else "none: no interface has RDMA"), missing[0], findings)  # fmt: skip
+        _refuse(
+            host,
+            "interfaces",
+            "{} has no RDMA port on an interface {}".format(host.name, missing[0]),
+            "interfaces: {}".format(
+                near[0] if near else "some of " + ", ".join(sorted(ports)) if ports else "none: no interface has RDMA"
+            ),
+            missing[0],
+            findings,
+        )
         return {}
     if not names:
         if host.fabric is not None:
-            _refuse(host, "interfaces", "{} has no Ethernet port with RDMA".format(host.name),
-                    "no engine_fabric for this host, or a driver for its NICs", None, findings)  # fmt: skip
+            _refuse(
+                host,
+                "interfaces",
+                "{} has no Ethernet port with RDMA".format(host.name),
+                "no engine_fabric for this host, or a driver for its NICs",
+                None,
+                findings,
+            )
         elif spans:
-            findings.warning("W_FABRIC_TCP", "{} is in a replica over several hosts and has no Ethernet port with "
-                             "RDMA: NCCL will go over TCP, or over InfiniBand".format(host.name),
-                             host.name, "vllm_hardware.rdma")  # fmt: skip
+            findings.warning(
+                "W_FABRIC_TCP",
+                "{} is in a replica over several hosts and has no Ethernet port with "
+                "RDMA: NCCL will go over TCP, or over InfiniBand".format(host.name),
+                host.name,
+                "vllm_hardware.rdma",
+            )
         return {}
-    dscp = fabric.dscp if fabric.dscp is not None else (
-        DSCP if fabric.priority in (None, DSCP >> 3) else (fabric.priority or 0) << 3)  # fmt: skip
+    dscp = (
+        fabric.dscp
+        if fabric.dscp is not None
+        else (DSCP if fabric.priority in (None, DSCP >> 3) else (fabric.priority or 0) << 3)
+    )
     priority = fabric.priority if fabric.priority is not None else dscp >> 3
     if dscp >> 3 != priority:
-        _refuse(host, "priority", "DSCP {} belongs to priority {}, and engine_fabric says {}".format(
-                    dscp, dscp >> 3, priority),
-                "priority: {}, or a dscp from {} to {}".format(dscp >> 3, priority << 3, (priority << 3) + 7), priority,
-                findings)  # fmt: skip
+        _refuse(
+            host,
+            "priority",
+            "DSCP {} belongs to priority {}, and engine_fabric says {}".format(dscp, dscp >> 3, priority),
+            "priority: {}, or a dscp from {} to {}".format(dscp >> 3, priority << 3, (priority << 3) + 7),
+            priority,
+            findings,
+        )
         return {}
     findings.decide(
-        "R_FABRIC_NICS", "roce_fabric.interfaces", ", ".join(names),
+        "R_FABRIC_NICS",
+        "roce_fabric.interfaces",
+        ", ".join(names),
         "{}; DSCP {} is priority {}, as ToS with the bits of ECN {}".format(
-            "engine_fabric names them" if fabric.interfaces
-            else "the Ethernet ports with RDMA that do not carry the host's own address", dscp, priority,
-            dscp << 2 | 2),
+            "engine_fabric names them"
+            if fabric.interfaces
+            else "the Ethernet ports with RDMA that do not carry the host's own address",
+            dscp,
+            priority,
+            dscp << 2 | 2,
+        ),
         host.name,
-    )  # fmt: skip
+    )
     return {
         "backend": "nic",
         "interfaces": [

@@ -139,12 +139,17 @@ def decide(host: Any, families: Tuple[str, ...], kernel: str, context: Any) -> D
     pinned = sorted(key for key in wishes if key != "enabled" and wishes[key])
     pages = wishes.get("transparent_hugepages", profile.transparent_hugepages)
     findings.decide(
-        "R_TUNING_PINNED" if pinned else "R_TUNING", "tuned_profile.profile", profile.profile,
+        "R_TUNING_PINNED" if pinned else "R_TUNING",
+        "tuned_profile.profile",
+        profile.profile,
         "{} of the catalogue is for hosts with {} on {}{}".format(
-            profile.name, " and ".join(families) or "no accelerators", hardware.architecture,
-            "; engine_tuning sets {}".format(", ".join(pinned)) if pinned else ""),
+            profile.name,
+            " and ".join(families) or "no accelerators",
+            hardware.architecture,
+            "; engine_tuning sets {}".format(", ".join(pinned)) if pinned else "",
+        ),
         host.name,
-    )  # fmt: skip
+    )
     return {
         "tuned_profile": {
             "profile": profile.profile,
@@ -172,9 +177,10 @@ def _pages(host: Any, wishes: List[Dict[str, int]], findings: Any) -> List[Dict[
     memory = hardware.raw.get("memory") if isinstance(hardware.raw, dict) else None
     listed = memory.get("hugepages") if isinstance(memory, dict) else None
     sizes = sorted(
-        entry["size_bytes"] // 1024 for entry in (listed if isinstance(listed, list) else [])
+        entry["size_bytes"] // 1024
+        for entry in (listed if isinstance(listed, list) else [])
         if isinstance(entry, dict) and isinstance(entry.get("size_bytes"), int)
-    )  # fmt: skip
+    )
     ordinary = HUGE_KIB.get(hardware.page_size_bytes, 0)
     nodes = [node.number for node in hardware.nodes]
 
@@ -187,20 +193,32 @@ def _pages(host: Any, wishes: List[Dict[str, int]], findings: Any) -> List[Dict[
             continue  # it was complained about
         size = wish.get("size_kib", ordinary)
         if size not in (sizes or [ordinary]):
-            refuse("{} has no huge pages of {} KiB: its kernel has pages of {} bytes".format(
-                       host.name, size, hardware.page_size_bytes),
-                   "size_kib: {}, or gib, which takes the ordinary size".format(
-                       " or ".join(str(s) for s in sizes) or "one that the kernel has"), size)  # fmt: skip
+            refuse(
+                "{} has no huge pages of {} KiB: its kernel has pages of {} bytes".format(
+                    host.name, size, hardware.page_size_bytes
+                ),
+                "size_kib: {}, or gib, which takes the ordinary size".format(
+                    " or ".join(str(s) for s in sizes) or "one that the kernel has"
+                ),
+                size,
+            )
             continue
         if wish.get("node", nodes[0]) not in nodes:
-            refuse("{} has no NUMA node {} with CPUs".format(host.name, wish["node"]),
-                   "node: one of {}".format(", ".join(str(n) for n in nodes)), wish["node"])  # fmt: skip
+            refuse(
+                "{} has no NUMA node {} with CPUs".format(host.name, wish["node"]),
+                "node: one of {}".format(", ".join(str(n) for n in nodes)),
+                wish["node"],
+            )
             continue
         count = wish["count"] if "count" in wish else -(-wish["gib"] * 1024 * 1024 // size)
         found.append({"size_kib": size, "count": count, "node": wish.get("node")})
     total = sum(entry["size_kib"] * entry["count"] * 1024 for entry in found)
     if total > hardware.memory_bytes // 2:
-        refuse("Huge pages of {} would take more than half of the memory of {} ({})".format(
-                   gib(total), host.name, gib(hardware.memory_bytes)),
-               "fewer of them: engines need ordinary memory too", total)  # fmt: skip
+        refuse(
+            "Huge pages of {} would take more than half of the memory of {} ({})".format(
+                gib(total), host.name, gib(hardware.memory_bytes)
+            ),
+            "fewer of them: engines need ordinary memory too",
+            total,
+        )
     return found
